@@ -1,0 +1,65 @@
+"""Checks of what a user hands to a block; each error is raised on every rank, or reaches it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shardinv.context import DistributedContext
+from shardinv.exchange import FirstUse, TensorSpec
+
+
+def check_image(
+    ctx: DistributedContext, first_use: FirstUse, x: Any, what: str = "the image"
+) -> TensorSpec:
+    """Check an image's kind, and at first use that all ranks have the same.
+
+    Parameters
+    ----------
+    ctx
+        The ranks. In debug mode the image's values are compared as well, at every call.
+    first_use
+        Remembers the kinds that have been compared.
+    x
+        The image, ``(B, C, *spatial)``.
+    what
+        What it is, in words, for errors.
+
+    Raises
+    ------
+    TypeError
+        If it is no tensor.
+    ValueError
+        If it is on another device than this rank's, or has no spatial axis.
+    DisagreementError
+        If another rank's has another shape, type, or need of a gradient.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{what} must be a tensor (B, C, *spatial), got a {type(x).__name__}")
+    if x.device.type != ctx.device.type:
+        raise ValueError(
+            f"{what} is on {x.device}, rank {ctx.rank} works on {ctx.device}: "
+            "move it with x.to(ctx.device)"
+        )
+    spec = TensorSpec.of(x)
+    first_use.same(
+        f"the shape, type and need of a gradient of {what}",
+        (spec.shape, str(spec.dtype), bool(x.requires_grad and torch.is_grad_enabled())),
+        "They must be the same on every rank",
+    )
+    if ctx.debug and not ctx.comm.alone:
+        _check_values(ctx, what, x)
+    return spec
+
+
+def _check_values(ctx: DistributedContext, what: str, x: torch.Tensor) -> None:
+    values = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
+    values = values.double()
+    ctx.check_same(
+        f"the sum and absolute sum of the values of {what}",
+        tuple(f"{float(number):.9e}" for number in (values.sum(), values.abs().sum())),
+        "A replicated image must be the same on every rank: draw random numbers with the same "
+        "seed (DistributedContext(seed=..., seed_offset=False)) or broadcast it "
+        "(ctx.broadcast(x))",
+    )

@@ -1,0 +1,9 @@
+"""Where a program runs: which ranks there are, on which devices, and what ends them.
+
+``environment`` reads what the launcher left, ``failure`` carries one rank's exception to the
+others, ``context`` puts both together into :class:`DistributedContext`.
+"""
+
+from shardinv.context.context import DistributedContext
+
+__all__ = ["DistributedContext"]

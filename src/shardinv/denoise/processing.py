@@ -1,0 +1,463 @@
+"""A network on overlapping tiles: each rank computes some, every rank gets the whole image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from deepinv.models import Denoiser
+from torch import nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from shardinv.blocks import check_image, share_state
+from shardinv.context import DistributedContext
+from shardinv.denoise.conditioning import cut_argument
+from shardinv.denoise.strides import network_stride
+from shardinv.exchange import (
+    DisagreementError,
+    FirstUse,
+    TensorSpec,
+    assemble,
+    broadcast_tensors,
+    fan_out,
+    gather_boxes,
+)
+from shardinv.geometry import Box, Layout, Tile, TileGrid, deal, imbalance
+
+
+@dataclass(frozen=True)
+class TilingOptions:
+    """How an image is cut into tiles for a network.
+
+    Parameters
+    ----------
+    patch_size
+        Largest core of a tile in pixels: one number, or one for each tiled axis.
+    overlap
+        Halo in pixels on each interior side of a tile: one number, or one for each tiled axis.
+        Rounded up to the network's stride.
+    max_batch_size
+        Most tiles in one call of the network; None chooses: one on a CPU, where more is no faster,
+        and about a million pixels on a GPU.
+    tiling_dims
+        Axes that are cut, of ``(B, C, *spatial)``: one, several, or None for all spatial ones.
+    checkpoint_batches
+        Whether a backward pass recomputes activations batch by batch: ``"always"``, ``"never"``,
+        or ``"auto"``, where there is more than one batch.
+    stride
+        Cores and windows start at multiples of it; None takes what is known of the network.
+    """
+
+    patch_size: int | tuple[int, ...] = 256
+    overlap: int | tuple[int, ...] = 64
+    max_batch_size: int | None = None
+    tiling_dims: int | tuple[int, ...] | None = None
+    checkpoint_batches: str = "auto"
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("patch_size", 1), ("overlap", 0)):
+            value = getattr(self, name)
+            values = value if isinstance(value, (tuple, list)) else (value,)
+            if not values or not all(isinstance(v, int) and v >= least for v in values):
+                raise ValueError(
+                    f"{name} must be a whole number of pixels, at least {least}, or one for each "
+                    f"tiled axis, got {value!r}"
+                )
+        if self.max_batch_size is not None and not (
+            isinstance(self.max_batch_size, int) and self.max_batch_size >= 1
+        ):
+            raise ValueError(
+                f"max_batch_size must be a whole number of at least 1 or None, "
+                f"got {self.max_batch_size!r}"
+            )
+        if self.checkpoint_batches not in ("auto", "always", "never"):
+            raise ValueError(
+                "checkpoint_batches must be 'auto', 'always' or 'never', "
+                f"got {self.checkpoint_batches!r}"
+            )
+        if self.stride is not None and self.stride < 1:
+            raise ValueError(f"stride must be at least 1 pixel, got {self.stride}")
+
+    def tiled_axes(self, ndim: int) -> tuple[int, ...]:
+        """The axes that are cut, of an image with ``ndim`` axes, increasing."""
+        if self.tiling_dims is None:
+            return tuple(range(2, ndim))
+        given = self.tiling_dims if isinstance(self.tiling_dims, (tuple, list)) else (self.tiling_dims,)
+        axes = tuple(axis + ndim if axis < 0 else axis for axis in given)
+        if len(set(axes)) != len(axes) or not all(2 <= axis < ndim for axis in axes):
+            raise ValueError(
+                f"tiling_dims {self.tiling_dims} must name distinct spatial axes of an image with "
+                f"{ndim} axes (B, C, *spatial): 2 to {ndim - 1}"
+            )
+        return axes
+
+    def grid(self, spatial: Sequence[int], stride: int) -> TileGrid:
+        """The tiles of an image of the given spatial shape. Axes that are not cut are whole."""
+        axes = self.tiled_axes(len(spatial) + 2)
+        patch, halo = list(spatial), [0] * len(spatial)
+        align = [1] * len(spatial)
+        for name, target in (("patch_size", patch), ("overlap", halo)):
+            value = getattr(self, name)
+            values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * len(axes)
+            if len(values) != len(axes):
+                raise ValueError(
+                    f"{name} {value} has {len(values)} numbers, {len(axes)} axes are tiled"
+                )
+            for axis, number in zip(axes, values, strict=True):
+                target[axis - 2] = number
+        for axis in axes:
+            align[axis - 2] = stride
+        return TileGrid.cover(spatial, patch, halo, align)
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """The tiles of one image shape, and who computes which, in which batches."""
+
+    grid: TileGrid
+    hands: tuple[tuple[int, ...], ...]
+    layout: Layout
+    batches: tuple[tuple[Tile, ...], ...]
+
+
+class DistributedProcessing(Denoiser):
+    r"""A network run on overlapping tiles, which are dealt to the ranks by cost.
+
+    Made by :func:`shardinv.distribute`. Every rank holds the whole image before and after. Each
+    tile has a halo on its interior sides only; what is computed in the halo is dropped. Tiles
+    follow from the image and the options, so the result does not depend on the number of ranks.
+
+    Parameters
+    ----------
+    ctx
+        The ranks.
+    processor
+        A network, or any function of an image, that keeps its spatial shape. Rank 0's weights are
+        given to all ranks.
+    options
+        How the image is cut.
+    checkpoint_preserve_rng_state
+        Whether recomputed activations draw the same random numbers (dropout) as the first time.
+
+    Raises
+    ------
+    ValueError
+        If the options cannot cut an image (when it is called), or the network changes its shape.
+
+    Notes
+    -----
+    A tile sees the image as far as its halo reaches. Where the network sees further, the result
+    differs from the network's on the whole image; ``describe()`` says what the halo costs.
+    """
+
+    block = "denoiser"
+
+    def __init__(
+        self,
+        ctx: DistributedContext,
+        processor: Callable[..., torch.Tensor],
+        options: TilingOptions | None = None,
+        *,
+        checkpoint_preserve_rng_state: bool = True,
+    ) -> None:
+        super().__init__()
+        self.ctx = ctx
+        self.options = options if options is not None else TilingOptions()
+        self.stride = self.options.stride or network_stride(processor)
+        self.checkpoint_preserve_rng_state = checkpoint_preserve_rng_state
+        self.first_use = FirstUse(ctx.comm, every_call=ctx.debug)
+        self._schedules: dict[tuple[int, ...], _Schedule] = {}
+        # Kept out of the table of submodules: the block has the network's own entries there.
+        object.__setattr__(self, "processor", processor)
+        if isinstance(processor, nn.Module):
+            processor.to(ctx.device)
+            share_state(self, processor)
+            self.training = processor.training
+            with ctx.ledger.block(self.block):
+                broadcast_tensors(ctx.comm, [*processor.parameters(), *processor.buffers()])
+
+    processor: Callable[..., torch.Tensor]
+
+    @property
+    def max_batch_size(self) -> int | None:
+        """Most tiles in one call of the network, as given."""
+        return self.options.max_batch_size
+
+    def train(self, mode: bool = True) -> DistributedProcessing:
+        """Set training mode of the block and the network."""
+        super().train(mode)
+        if isinstance(self.processor, nn.Module):
+            self.processor.train(mode)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in ("processor", "ctx"):
+                raise
+            return getattr(self.processor, name)
+
+    # -- calling the network -----------------------------------------------------------------------
+
+    def forward(
+        self, x: torch.Tensor, *args: Any, gather: bool = True, **kwargs: Any
+    ) -> torch.Tensor:
+        """Run the network on all tiles.
+
+        Parameters
+        ----------
+        x
+            Image ``(B, C, *spatial)``, the same on every rank; any floating or complex type the
+            network takes.
+        *args, **kwargs
+            Handed to the network. A noise level ``sigma`` may be a number, one for each image of
+            the batch, or a map of the image's shape, which is cut along.
+        gather
+            False leaves other ranks' tiles at zero: the ranks' results sum up to the whole.
+
+        Returns
+        -------
+        torch.Tensor
+            ``(B, C', *spatial)`` on every rank.
+
+        Raises
+        ------
+        ValueError
+            If the image is on the wrong device, too small for the options, or the network changes
+            its spatial shape.
+        RuntimeError
+            If the network loses the gradient that was asked for.
+        """
+        comm = self.ctx.comm
+        with self.ctx.ledger.block(self.block):
+            spec = check_image(self.ctx, self.first_use, x)
+            if x.ndim < 3:
+                raise ValueError(f"an image (B, C, *spatial) is needed, got shape {tuple(x.shape)}")
+            schedule = self.schedule(tuple(x.shape[2:]))
+            call, image, args, kwargs, token = self._enter(x, args, kwargs)
+            tracked = token.requires_grad
+            mode = self.options.checkpoint_batches
+            recompute = tracked and (
+                mode == "always" or (mode == "auto" and len(schedule.batches) > 1)
+            )
+            pieces: list[torch.Tensor] = []
+            whole: torch.Tensor | None = None
+            for batch in schedule.batches:
+                for core, box in self._run(call, batch, image, args, kwargs, tracked, recompute):
+                    if tracked:
+                        pieces.append(core)
+                        continue
+                    if whole is None:
+                        whole = core.new_empty((*core.shape[:2], *spec.shape[2:]))
+                    whole[(..., *box.slices())].copy_(core)
+            mine = pieces[0] if pieces else whole
+            result = self._result_spec(spec, args, kwargs, mine)
+            if tracked:
+                if not gather:
+                    return self._spread(pieces, schedule, result, token)
+                return assemble(comm, pieces, schedule.layout, result, token)
+            if whole is None:
+                whole = result.empty(self.ctx.device)
+            if not gather:
+                return self._only_mine(whole, schedule)
+            return gather_boxes(comm, whole, schedule.layout)
+
+    def _enter(
+        self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., torch.Tensor], torch.Tensor, tuple[Any, ...], dict[str, Any], Any]:
+        """Hand the image, the weights and other inputs to this rank's part of the work."""
+        weights = (
+            {n: p for n, p in self.processor.named_parameters() if p.requires_grad}
+            if torch.is_grad_enabled() and isinstance(self.processor, nn.Module)
+            else {}
+        )
+        names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
+        places = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor)]
+        shared, token = fan_out(
+            self.ctx.comm, x, *(args[p] for p in places), *(kwargs[n] for n in names),
+            *weights.values(),
+        )
+        image, rest = shared[0], iter(shared[1:])
+        args = tuple(next(rest) if place in places else value for place, value in enumerate(args))
+        kwargs = {**kwargs, **{name: next(rest) for name in names}}
+        if not weights:
+            return self.processor, image, args, kwargs, token
+        # The network runs with this call's own handles of its weights, whose partial gradients
+        # are summed over the ranks inside the graph.
+        handles = dict(zip(weights, rest, strict=True))
+        network = self.processor
+        assert isinstance(network, nn.Module)
+
+        def call(*inputs: Any, **named: Any) -> torch.Tensor:
+            return functional_call(network, handles, inputs, named)
+
+        return call, image, args, kwargs, token
+
+    def _run(
+        self,
+        call: Callable[..., torch.Tensor],
+        batch: tuple[Tile, ...],
+        image: torch.Tensor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tracked: bool,
+        recompute: bool,
+    ) -> Iterator[tuple[torch.Tensor, Box]]:
+        """Run the network on one batch of tiles of one shape; gives their cores."""
+        windows = [tile.window for tile in batch]
+        size = image.shape[0]
+        views = [image[(..., *window.slices())] for window in windows]
+        stacked = torch.cat(views) if len(views) > 1 else views[0].contiguous()
+        cut_args = [cut_argument(value, image.shape, windows) for value in args]
+        cut_kwargs = {n: cut_argument(value, image.shape, windows) for n, value in kwargs.items()}
+        if recompute:
+            output = checkpoint(
+                call, stacked, *cut_args, use_reentrant=False,
+                preserve_rng_state=self.checkpoint_preserve_rng_state, **cut_kwargs,
+            )
+        else:
+            output = call(stacked, *cut_args, **cut_kwargs)
+        if not isinstance(output, torch.Tensor):
+            raise ValueError(
+                f"the network gives a {type(output).__name__}; a network on tiles must give one image"
+            )
+        if output.shape[0] != stacked.shape[0] or output.shape[2:] != stacked.shape[2:]:
+            raise ValueError(
+                f"the network turned tiles of shape {tuple(stacked.shape)} into "
+                f"{tuple(output.shape)}; on tiles it must keep the batch and the spatial shape"
+            )
+        if tracked and not output.requires_grad:
+            raise RuntimeError(
+                "a gradient was asked for, and the network's output has none: it would be lost. "
+                "Call it under torch.no_grad() if that is what you want"
+            )
+        for number, tile in enumerate(batch):
+            own = output[number * size : (number + 1) * size]
+            yield own[(..., *tile.core.slices(tile.window))], tile.core
+
+    def _result_spec(
+        self,
+        spec: TensorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        mine: torch.Tensor | None,
+    ) -> TensorSpec:
+        """Channels and type of the result, which a rank without a tile learns from the others."""
+        device = self.ctx.device.type
+        key: Hashable = (
+            spec,
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
+            self.training,
+            tuple(str(v.dtype) if isinstance(v, torch.Tensor) else type(v).__name__
+                  for v in (*args, *kwargs.values())),
+        )
+        told = self.first_use.facts(
+            "channels and type of the network's output", key,
+            None if mine is None else (int(mine.shape[1]), mine.dtype),
+        )
+        kinds = {kind for kind in told if kind is not None}
+        if len(kinds) != 1:
+            raise DisagreementError(f"the network gives different outputs on different ranks: {told}")
+        channels, dtype = kinds.pop()
+        return TensorSpec((spec.shape[0], channels, *spec.shape[2:]), dtype)
+
+    def _spread(
+        self,
+        pieces: Sequence[torch.Tensor],
+        schedule: _Schedule,
+        result: TensorSpec,
+        token: torch.Tensor,
+    ) -> torch.Tensor:
+        # The token keeps a rank without a tile in step with the others in a backward pass.
+        whole = result.empty(self.ctx.device).zero_() + token.to(result.dtype)
+        for piece, box in zip(pieces, schedule.layout[self.ctx.rank], strict=True):
+            whole[(..., *box.slices())] = piece
+        return whole
+
+    def _only_mine(self, whole: torch.Tensor, schedule: _Schedule) -> torch.Tensor:
+        kept = torch.zeros_like(whole)
+        for box in schedule.layout[self.ctx.rank]:
+            kept[(..., *box.slices())] = whole[(..., *box.slices())]
+        return kept
+
+    # -- the tiles -----------------------------------------------------------------------------------
+
+    def schedule(self, spatial: tuple[int, ...]) -> _Schedule:
+        """The tiles of an image of the given spatial shape, and who computes which."""
+        found = self._schedules.get(spatial)
+        if found is None:
+            grid = self.options.grid(spatial, self.stride)
+            hands = deal(grid.costs, self.ctx.world_size)
+            batches = []
+            for tiles in _by_shape(grid, hands[self.ctx.rank]):
+                most = self._batch_size(tiles[0].window)
+                batches += [tuple(tiles[k : k + most]) for k in range(0, len(tiles), most)]
+            layout = tuple(
+                tuple(tile.core for tiles in _by_shape(grid, hand) for tile in tiles)
+                for hand in hands
+            )
+            found = _Schedule(grid, hands, layout, tuple(batches))
+            self._schedules[spatial] = found
+        return found
+
+    def _batch_size(self, window: Box) -> int:
+        if self.options.max_batch_size is not None:
+            return self.options.max_batch_size
+        return 1 if self.ctx.device.type == "cpu" else max(1, 2**20 // window.size)
+
+    def describe(self, spatial: Sequence[int] | None = None) -> str:
+        """How the work is laid out: tiles, halo, work multiplier W, who has what, bytes a call.
+
+        Parameters
+        ----------
+        spatial
+            Spatial shape of an image in pixels; by default that of the last call.
+        """
+        if spatial is None:
+            if not self._schedules:
+                return (
+                    f"network on tiles of at most {self.options.patch_size} px, halo "
+                    f"{self.options.overlap} px, stride {self.stride} px; call it, or give "
+                    "describe() a spatial shape, to see the tiles of an image"
+                )
+            spatial = next(reversed(self._schedules))
+        schedule = self.schedule(tuple(spatial))
+        grid = schedule.grid
+        largest = max((tile.core for tile in grid.tiles), key=lambda box: box.size)
+        ranks = self.ctx.world_size
+        pixels = Box.whole(grid.shape).size
+        lines = [
+            f"network on {len(grid.tiles)} tiles of an image of {_times(grid.shape)} px",
+            f"  largest tile {_times(largest.shape)} px, halo {_times(grid.halo)} px on interior "
+            f"sides, starts at multiples of {self.stride} px",
+            f"  work multiplier W = {grid.work_multiplier:.3f} (pixels computed / pixels kept)",
+        ]
+        for rank, hand in enumerate(schedule.hands):
+            work = sum(grid.costs[index] for index in hand)
+            lines.append(f"  rank {rank}: {len(hand)} tiles, {work} px")
+        lines.append(f"  imbalance {imbalance(grid.costs, schedule.hands):.3f} (1 is even)")
+        lines.append(
+            f"  one gather a call: {(ranks - 1) / ranks * pixels:.0f} values a channel and image "
+            "sent by each rank"
+        )
+        return "\n".join(lines)
+
+    def extra_repr(self) -> str:
+        return self.describe()
+
+
+def _by_shape(grid: TileGrid, hand: Sequence[int]) -> list[list[Tile]]:
+    """A rank's tiles in the order in which it computes them: those of one shape together."""
+    groups: dict[tuple[int, ...], list[Tile]] = {}
+    for index in hand:
+        groups.setdefault(grid.tiles[index].window.shape, []).append(grid.tiles[index])
+    return list(groups.values())
+
+
+def _times(shape: Sequence[int]) -> str:
+    return " × ".join(str(n) for n in shape)

@@ -1,0 +1,283 @@
+"""``distribute``: the one verb that users need. It recognises the object and builds its block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from deepinv.models import Denoiser
+from deepinv.optim import BaseOptim, DataFidelity
+from deepinv.optim.data_fidelity import StackedPhysicsDataFidelity
+from deepinv.optim.prior import Prior
+from deepinv.physics import Physics, StackedLinearPhysics, StackedPhysics
+from torch import nn
+
+from shardinv.context import DistributedContext
+from shardinv.denoise import DistributedProcessing, TilingOptions, distribute_prior
+from shardinv.fidelity import DistributedDataFidelity
+from shardinv.physics import DistributedStackedLinearPhysics, DistributedStackedPhysics
+from shardinv.physics.operators import deal_operators
+from shardinv.physics.stacked import reduction_of
+from shardinv.training import average_gradients, distribute_unrolled
+
+TYPES = (
+    "auto", "physics", "linear_physics", "data_fidelity", "denoiser", "prior", "module", "parameters",
+)
+GATHER_STRATEGIES = ("naive", "concatenated", "broadcast")
+
+_TILING = {
+    "patch_size": 256, "overlap": 64, "max_batch_size": None, "tiling_dims": None,
+    "checkpoint_batches": "auto", "stride": None,
+}
+_CHECKPOINT = {"checkpoint_use_reentrant": False, "checkpoint_preserve_rng_state": True}
+_OPERATORS = {"num_operators": None, "factory_kwargs": None, "reduction": None}
+_DEFAULTS: dict[str, Any] = {
+    **_TILING, **_CHECKPOINT, **_OPERATORS,
+    "dtype": None, "gather_strategy": "concatenated", "tiling_strategy": None, "costs": None,
+}
+_NETWORK = {*_TILING, *_CHECKPOINT, "tiling_strategy", "dtype"}
+_MEANT_FOR = {
+    "physics": {*_OPERATORS, "dtype", "gather_strategy", "costs"},
+    "data_fidelity": set(_OPERATORS),
+    "denoiser": {*_NETWORK, "factory_kwargs"},
+    "prior": _NETWORK,
+    "module": _NETWORK,
+    "parameters": set(),
+}
+
+
+def distribute(
+    object: Any,
+    ctx: DistributedContext,
+    *,
+    type_object: str | None = "auto",
+    **options: Any,
+) -> Any:
+    """Share an object of DeepInverse out to the ranks.
+
+    Parameters
+    ----------
+    object
+        What to distribute; the result stands in for it:
+
+        * operators: a ``StackedPhysics``, a ``StackedLinearPhysics``, a list of ``Physics``, or a
+          factory ``factory(index, device, factory_kwargs)`` with ``num_operators``, called only on
+          the rank that owns the operator;
+        * a fidelity of ``deepinv.optim`` or ``deepinv.sampling``, a ``StackedPhysicsDataFidelity``,
+          a list, or a factory with ``num_operators`` and ``type_object="data_fidelity"``;
+        * a ``Denoiser``, or any network that keeps the image's shape where tile options or
+          ``type_object="denoiser"`` are given: it runs on overlapping tiles;
+        * a ``Prior``: its network is distributed;
+        * a solver of ``deepinv.optim`` with ``unfold=True``: in place;
+        * a ``Parameter`` or a list of them, used by ranks on data of their own: gradients are
+          averaged.
+    ctx
+        The ranks.
+    type_object
+        What the object is, where it can't be told: ``"physics"``, ``"linear_physics"``,
+        ``"data_fidelity"``, ``"denoiser"``, ``"prior"``, ``"module"``, ``"parameters"``.
+    num_operators : int
+        How many operators or fidelities a factory makes.
+    factory_kwargs : mapping
+        Handed to a factory as its third argument.
+    reduction : str
+        How a stack's adjoint combines its operators: ``"sum"``, ``"mean"``, ``"none"``; default:
+        the stack's own, or a sum.
+    costs : sequence of float
+        Cost of each operator, by which they are dealt; default: the size of their parameters.
+    dtype : torch.dtype
+        Type to convert operators or the network to; default: left as they are.
+    gather_strategy : str
+        ``"naive"``, ``"concatenated"`` or ``"broadcast"``, for compatibility: measurements are
+        gathered in one message to each other rank in all three.
+    patch_size, overlap : int or tuple of int
+        Largest core of a tile, and its halo on each interior side, in pixels; default 256 and 64.
+    max_batch_size : int
+        Most tiles in one call of the network; default: chosen for the device.
+    tiling_dims : int or tuple of int
+        Axes that are cut, of ``(B, C, *spatial)``; default: all spatial ones.
+    stride : int
+        Tiles start at multiples of it; default: what is known of the network.
+    checkpoint_batches : str
+        ``"always"``, ``"never"`` or ``"auto"``: recompute activations in the backward pass.
+    checkpoint_preserve_rng_state : bool
+        Whether recomputing draws the same random numbers; default True.
+    checkpoint_use_reentrant : bool
+        For compatibility; False is the only value.
+    tiling_strategy
+        For compatibility; None is the only value.
+
+    Returns
+    -------
+    object
+        An instance of the same DeepInverse base class, with the same ``state_dict`` keys.
+
+    Raises
+    ------
+    TypeError
+        If an option is unknown or has no meaning for the object.
+    ValueError
+        If an option's value makes no sense, or the object's type cannot be told.
+
+    Examples
+    --------
+    >>> from deepinv.optim import L2
+    >>> from shardinv import DistributedContext, distribute
+    >>> with DistributedContext() as ctx:
+    ...     fidelity = distribute(L2(), ctx)
+    """
+    unknown = sorted(set(options) - set(_DEFAULTS))
+    if unknown:
+        raise TypeError(
+            f"distribute() has no option {', '.join(unknown)}; it has {', '.join(sorted(_DEFAULTS))}"
+        )
+    if not isinstance(ctx, DistributedContext):
+        raise TypeError(f"ctx must be a shardinv.DistributedContext, got a {type(ctx).__name__}")
+    kind = _kind(object, type_object, options)
+    meant = _MEANT_FOR["physics" if kind == "linear_physics" else kind]
+    strangers = sorted(set(options) - meant)
+    if strangers:
+        raise TypeError(
+            f"{', '.join(strangers)} has no meaning for {kind.replace('_', ' ')} "
+            f"({type(object).__name__}); its options are {', '.join(sorted(meant)) or 'none'}"
+        )
+    given = {**_DEFAULTS, **options}
+    if given["gather_strategy"] not in GATHER_STRATEGIES:
+        raise ValueError(
+            f"gather_strategy must be one of {', '.join(GATHER_STRATEGIES)}, "
+            f"got {given['gather_strategy']!r}"
+        )
+    if kind in ("physics", "linear_physics"):
+        return _distribute_physics(object, ctx, kind, given)
+    if kind == "data_fidelity":
+        return _distribute_fidelity(object, ctx, given)
+    if kind == "parameters":
+        single = isinstance(object, nn.Parameter)
+        average_gradients([object] if single else list(object), ctx)
+        return object
+    tiling = _tiling_options(given)
+    tiled = any(name in options for name in _NETWORK)
+
+    def network(module: Any) -> DistributedProcessing:
+        return _distribute_network(module, ctx, tiling, given)
+
+    if kind == "prior":
+        return distribute_prior(object, network, tiled)
+    if kind == "module":
+        return distribute_unrolled(
+            object, ctx,
+            lambda term: _distribute_fidelity(term, ctx, _DEFAULTS),
+            lambda prior: distribute_prior(prior, network, tiled=False),
+        )
+    if not isinstance(object, nn.Module):
+        object = object(ctx.rank, ctx.device, given["factory_kwargs"])
+    return network(object)
+
+
+def _kind(object: Any, type_object: str | None, options: Mapping[str, Any]) -> str:
+    """What the object is: one of the types, ``"auto"`` excepted."""
+    wanted = "auto" if type_object is None else type_object
+    if wanted not in TYPES:
+        raise ValueError(f"type_object must be one of {', '.join(TYPES)}, got {type_object!r}")
+    if wanted == "module" and not isinstance(object, BaseOptim):
+        raise TypeError(
+            "type_object='module' only supports solvers of deepinv.optim built with unfold=True, "
+            f"got a {type(object).__name__}; a network on tiles is type_object='denoiser'"
+        )
+    if wanted != "auto":
+        return wanted
+    listed = isinstance(object, Sequence) and len(object) > 0
+    if isinstance(object, StackedPhysics) or (listed and isinstance(object[0], Physics)):
+        return "physics"
+    if isinstance(object, Physics):
+        raise ValueError(
+            f"a single {type(object).__name__} cannot be dealt to ranks: give a list of operators "
+            "or a StackedPhysics, each a part of the acquisition (angles, coils, frames)"
+        )
+    if isinstance(object, DataFidelity) or (listed and isinstance(object[0], DataFidelity)):
+        return "data_fidelity"
+    if isinstance(object, nn.Parameter) or (listed and isinstance(object[0], nn.Parameter)):
+        return "parameters"
+    if isinstance(object, BaseOptim):
+        return "module"
+    if isinstance(object, Prior):
+        return "prior"
+    if isinstance(object, Denoiser):
+        return "denoiser"
+    if isinstance(object, nn.Module):
+        if any(name in options for name in _TILING):
+            return "denoiser"
+        raise ValueError(
+            f"Cannot auto-detect generic torch.nn.Module ({type(object).__name__}): give tile "
+            "options such as patch_size=, or type_object='denoiser', to run it on tiles"
+        )
+    if callable(object):
+        raise ValueError(
+            "what a factory makes cannot be told: give type_object='physics', 'data_fidelity' or "
+            "'denoiser'"
+        )
+    raise ValueError(f"cannot distribute a {type(object).__name__}")
+
+
+def _distribute_physics(
+    source: Any, ctx: DistributedContext, kind: str, given: Mapping[str, Any]
+) -> DistributedStackedPhysics:
+    dealt = deal_operators(
+        source, ctx,
+        num_operators=given["num_operators"], factory_kwargs=given["factory_kwargs"],
+        costs=given["costs"], dtype=given["dtype"],
+    )
+    if not dealt.linear:
+        if kind == "linear_physics":
+            raise ValueError("type_object='linear_physics', but not all operators are linear")
+        if given["reduction"] not in (None, "sum"):
+            raise ValueError(
+                f"reduction={given['reduction']!r} is for stacks of linear operators only"
+            )
+        result = DistributedStackedPhysics(ctx, dealt)
+    else:
+        own = reduction_of(source) if isinstance(source, StackedLinearPhysics) else "sum"
+        reduction = given["reduction"] if given["reduction"] is not None else own
+        result = DistributedStackedLinearPhysics(ctx, dealt, reduction)
+    if isinstance(source, StackedPhysics):
+        result.solver, result.max_iter, result.tol = source.solver, source.max_iter, source.tol
+    return result
+
+
+def _distribute_fidelity(
+    source: Any, ctx: DistributedContext, given: Mapping[str, Any]
+) -> DistributedDataFidelity:
+    if isinstance(source, DistributedDataFidelity):
+        return source
+    whole = isinstance(source, DataFidelity) and not isinstance(source, StackedPhysicsDataFidelity)
+    return DistributedDataFidelity(
+        ctx, source, given["num_operators"] if not whole else None,
+        factory_kwargs=given["factory_kwargs"], reduction=given["reduction"],
+    )
+
+
+def _tiling_options(given: Mapping[str, Any]) -> TilingOptions:
+    if given["tiling_strategy"] is not None:
+        raise NotImplementedError(
+            "tiling_strategy must be None: tiles are cut by patch_size, overlap and tiling_dims"
+        )
+    if given["checkpoint_use_reentrant"]:
+        raise ValueError(
+            "checkpoint_use_reentrant must be False: re-entrant checkpointing loses gradients "
+            "without saying so"
+        )
+    return TilingOptions(**{name: given[name] for name in _TILING})
+
+
+def _distribute_network(
+    network: Any, ctx: DistributedContext, tiling: TilingOptions, given: Mapping[str, Any]
+) -> DistributedProcessing:
+    if isinstance(network, DistributedProcessing):
+        return network
+    if given["dtype"] is not None and isinstance(network, nn.Module):
+        network._apply(lambda t: t.to(given["dtype"]) if t.is_floating_point() else t)
+    return DistributedProcessing(
+        ctx, network, tiling,
+        checkpoint_preserve_rng_state=given["checkpoint_preserve_rng_state"],
+    )

@@ -1,0 +1,50 @@
+"""Messages between ranks: the only place in the package that calls a collective or a send.
+
+``communicator`` knows the group, ``collectives`` moves bytes and books them in the ledger,
+``verbs`` makes the same operations differentiable, ``agreement`` compares small facts between
+ranks. What to send to whom is worked out in :mod:`shardinv.geometry`; why, in the blocks above.
+"""
+
+from shardinv.exchange.agreement import FirstUse, agree, publish
+from shardinv.exchange.collectives import (
+    all_reduce,
+    barrier,
+    broadcast,
+    broadcast_tensors,
+    gather_boxes,
+    gather_tensors,
+    move,
+)
+from shardinv.exchange.communicator import Communicator, FailureSource
+from shardinv.exchange.errors import DisagreementError, RankError
+from shardinv.exchange.tensors import TensorSpec
+from shardinv.exchange.verbs import (
+    assemble,
+    fan_out,
+    fetch,
+    gather_list,
+    sum_over_ranks,
+)
+
+__all__ = [
+    "Communicator",
+    "DisagreementError",
+    "FailureSource",
+    "FirstUse",
+    "RankError",
+    "TensorSpec",
+    "agree",
+    "all_reduce",
+    "assemble",
+    "barrier",
+    "broadcast",
+    "broadcast_tensors",
+    "fan_out",
+    "fetch",
+    "gather_boxes",
+    "gather_list",
+    "gather_tensors",
+    "move",
+    "publish",
+    "sum_over_ranks",
+]

@@ -1,0 +1,157 @@
+"""Small facts that ranks tell each other outside the data path: shapes, types, whether they agree.
+
+They go through the store that brought the ranks together, not through a collective: a rank that
+takes another way through the program then gets an answer that names the difference, where two
+different collectives would wait for each other or mix their bytes.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Hashable
+from datetime import timedelta
+from typing import Any
+
+from shardinv.exchange.communicator import Communicator
+from shardinv.exchange.errors import DisagreementError, RankError
+
+_PATIENCE = timedelta(seconds=60)
+_SLICE = timedelta(milliseconds=500)
+
+
+def publish(comm: Communicator, what: str, value: Any) -> list[Any]:
+    """Tell every rank a small value and learn theirs. Every rank must call it.
+
+    Parameters
+    ----------
+    comm
+        The group.
+    what
+        What the value is, in words, for the error.
+    value
+        Anything that pickles.
+
+    Returns
+    -------
+    list
+        The value of each rank.
+
+    Raises
+    ------
+    RankError
+        If a rank does not answer within a minute (or the group's time-out, if that is shorter), or
+        answers something else.
+    """
+    if comm.alone or comm.store is None:
+        return [value]
+    number, comm.agreements = comm.agreements, comm.agreements + 1
+    comm.store.set(f"fact/{number}/{comm.rank}", pickle.dumps((what, value)))
+    answers = []
+    deadline = time.monotonic() + min(_PATIENCE, comm.timeout).total_seconds()
+    for rank in range(comm.size):
+        key = f"fact/{number}/{rank}"
+        _wait_for(comm, key, what, rank, deadline)
+        told, answer = pickle.loads(comm.store.get(key))
+        if told != what:
+            raise RankError(
+                f"ranks are at different places in the program: rank {comm.rank} compares "
+                f"'{what}', rank {rank} compares '{told}'. Every rank must call the same blocks in "
+                "the same order"
+            )
+        answers.append(answer)
+    return answers
+
+
+def agree(
+    comm: Communicator, what: str, value: Any, hint: str, show: Callable[[Any], str] = str
+) -> None:
+    """Check that every rank holds the same small value; every rank raises if one does not.
+
+    Raises
+    ------
+    DisagreementError
+        With each rank's value and the hint.
+    """
+    answers = publish(comm, what, value)
+    if any(answer != answers[0] for answer in answers):
+        told = "; ".join(f"rank {rank}: {show(answer)}" for rank, answer in enumerate(answers))
+        raise DisagreementError(f"ranks disagree on {what}: {told}. {hint}")
+
+
+class FirstUse:
+    """Facts that are agreed once, when a block first meets inputs of some kind.
+
+    The kind (shapes, types, which inputs need a gradient) is the key; later calls with the same key
+    cost nothing and send nothing. A rank that alone meets a new kind is told so after a bounded
+    wait, by :func:`publish`.
+
+    Parameters
+    ----------
+    comm
+        The group.
+    every_call
+        Ask at every call: the debug mode.
+    """
+
+    def __init__(self, comm: Communicator, every_call: bool = False) -> None:
+        self._comm = comm
+        self._every_call = every_call
+        self._known: dict[Hashable, Any] = {}
+
+    def same(self, what: str, key: Hashable, hint: str) -> None:
+        """Check once that every rank meets ``key``; every rank raises if one meets another."""
+        if self._comm.alone or ((what, key) in self._known and not self._every_call):
+            return
+        agree(self._comm, what, key, hint, show=_show)
+        self._known[(what, key)] = True
+
+    def facts(self, what: str, key: Hashable | None, mine: Any) -> list[Any]:
+        """What every rank says of inputs of this kind; asked at the first call only.
+
+        A key of None is asked at every call.
+
+        Raises
+        ------
+        DisagreementError
+            If this rank says something else than it did at the first call.
+        """
+        if self._comm.alone:
+            return [mine]
+        if key is None:
+            return publish(self._comm, what, mine)
+        known = self._known.get((what, key))
+        if known is None or self._every_call:
+            known = self._known[(what, key)] = publish(self._comm, what, mine)
+        if known[self._comm.rank] != mine:
+            raise DisagreementError(
+                f"{what}: rank {self._comm.rank} told the others {known[self._comm.rank]} for "
+                f"inputs of this kind before, now it has {mine}. An operator's output must have a "
+                "shape that follows from its inputs' shapes"
+            )
+        return known
+
+
+def _show(key: Any) -> str:
+    if isinstance(key, tuple):
+        return "(" + ", ".join(_show(part) for part in key) + ")"
+    return str(key)
+
+
+def _wait_for(comm: Communicator, key: str, what: str, rank: int, deadline: float) -> None:
+    """Wait for a key in slices, so that another rank's failure is noticed meanwhile."""
+    store = comm.store
+    assert store is not None
+    while True:
+        try:
+            store.wait([key], _SLICE)
+            return
+        except Exception as error:  # the store's own type for a time-out differs between versions
+            reason = comm.failures.explain(wait=0.0) if comm.failures is not None else None
+            if reason is not None:
+                raise RankError(reason) from error
+            if time.monotonic() > deadline:
+                raise RankError(
+                    f"rank {rank} did not come to compare '{what}' with rank {comm.rank} in time: "
+                    "it ended, hangs, or called other blocks (or the same ones with other shapes)"
+                ) from error

@@ -1,0 +1,382 @@
+"""Operations on plain tensors, booked in the ledger, blind to autograd.
+
+On NCCL they are the library's own collectives. On gloo they are made of sends, which move a large
+gather or sum in half the time of gloo's own ring (and a sum in the same order of ranks on every
+run); gloo's own serve small messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from shardinv.exchange.communicator import Communicator, Stopwatch
+from shardinv.exchange.tensors import TensorSpec, as_bytes, as_real, plain
+from shardinv.geometry import Layout, Plan, balanced_cuts
+
+SMALL = 32 * 1024
+"""Bytes below which gloo's own all-reduce is used: latency, not bandwidth, decides there."""
+
+
+def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+    """Combine a tensor of every rank, in place where it is contiguous.
+
+    Parameters
+    ----------
+    comm
+        The group.
+    tensor
+        Same shape and type on every rank. Overwritten when contiguous.
+    op
+        ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+
+    Returns
+    -------
+    torch.Tensor
+        The combination, the same to the last bit on every rank.
+    """
+    if op not in _REDUCTIONS:
+        raise ValueError(f"op must be one of {sorted(_REDUCTIONS)}, got {op!r}")
+    result = plain(tensor)
+    if comm.alone:
+        return result
+    flat = as_real(result).view(-1)
+    nbytes = flat.numel() * flat.element_size()
+    with comm.booked("all_reduce", 2 * (comm.size - 1) * nbytes // comm.size) as watch:
+        if comm.backend == "gloo" and op in ("sum", "mean") and nbytes > SMALL:
+            _sum_by_sends(comm, flat, watch)
+        else:
+            wired = flat.to(comm.wire)
+            work = dist.all_reduce(wired, _REDUCTIONS[op], group=comm.group, async_op=True)
+            watch.issued()
+            work.wait()
+            if wired is not flat:
+                flat.copy_(wired)
+    if op == "mean":
+        result.div_(comm.size)
+    return result
+
+
+_REDUCTIONS = {
+    # A mean is a sum divided afterwards: gloo has no average.
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+
+def _sum_by_sends(comm: Communicator, flat: torch.Tensor, watch: Stopwatch) -> None:
+    """Sum in two rounds: every rank sums one slice of all, then sends its sum to all."""
+    cuts = balanced_cuts(flat.numel(), comm.size)
+    slices = [slice(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    wired = flat.to(comm.wire)
+    mine = wired[slices[comm.rank]]
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    arrived = {rank: torch.empty_like(mine) for rank in others}
+    first = _post(
+        comm,
+        [(rank, wired[slices[rank]]) for rank in others],
+        [(rank, arrived[rank]) for rank in others],
+    )
+    watch.issued()
+    _finish(first)
+    # In the order of the ranks, whoever sums: the result is the same on every run.
+    total = torch.zeros_like(mine)
+    for rank in range(comm.size):
+        total += mine if rank == comm.rank else arrived[rank]
+    mine.copy_(total)
+    _finish(
+        _post(
+            comm,
+            [(rank, total) for rank in others],
+            [(rank, wired[slices[rank]]) for rank in others],
+        )
+    )
+    if wired is not flat:
+        flat.copy_(wired)
+
+
+def gather_boxes(
+    comm: Communicator, whole: torch.Tensor, layout: Layout, operation: str = "gather"
+) -> torch.Tensor:
+    """Complete a tensor of which every rank has filled its own boxes. Each pixel is sent once.
+
+    Parameters
+    ----------
+    comm
+        The group.
+    whole
+        ``(..., *spatial)``: same shape on every rank; filled in place. Its last axes are those of
+        the boxes.
+    layout
+        The boxes of every rank, disjoint. What lies in none of them is left as it is.
+    operation
+        Name for the ledger.
+    """
+    if comm.alone:
+        return whole
+    ndim = next(box.ndim for boxes in layout for box in boxes)
+    lead = whole.shape[: whole.ndim - ndim]
+    sizes = [prod(lead) * sum(box.size for box in boxes) for boxes in layout]
+
+    def regions(rank: int) -> list[torch.Tensor]:
+        return [whole[(..., *box.slices())] for box in layout[rank]]
+
+    nbytes = sum(sizes) * whole.element_size() * (comm.size - 1) // comm.size
+    with comm.booked(operation, nbytes) as watch:
+        packed = _pack(regions(comm.rank), whole.dtype, comm)
+        specs = [TensorSpec((n,), whole.dtype) for n in sizes]
+        for rank, message in _everyone(comm, packed, specs, watch).items():
+            _unpack(message, regions(rank), add=False)
+    return whole
+
+
+def gather_tensors(
+    comm: Communicator,
+    tensors: Sequence[torch.Tensor],
+    specs: Sequence[Sequence[TensorSpec]],
+) -> list[list[torch.Tensor]]:
+    """Bring the tensors of every rank to every rank, of any shapes and types, in one message each.
+
+    Parameters
+    ----------
+    comm
+        The group.
+    tensors
+        This rank's tensors.
+    specs
+        Shape and type of every rank's tensors; known beforehand, so no rank has to ask.
+
+    Returns
+    -------
+    list of list of torch.Tensor
+        The tensors of each rank. This rank's are the ones given.
+    """
+    if comm.alone:
+        return [list(tensors)]
+    totals = [sum(_padded(spec.nbytes) for spec in own) for own in specs]
+    useful = sum(spec.nbytes for own in specs for spec in own)
+    with comm.booked("gather", useful * (comm.size - 1) // comm.size) as watch:
+        packed = torch.zeros(totals[comm.rank], dtype=torch.uint8, device=comm.wire)
+        offset = 0
+        for tensor, spec in zip(tensors, specs[comm.rank], strict=True):
+            packed[offset : offset + spec.nbytes].copy_(as_bytes(plain(tensor.detach())))
+            offset += _padded(spec.nbytes)
+        byte_specs = [TensorSpec((n,), torch.uint8) for n in totals]
+        messages = _everyone(comm, packed, byte_specs, watch)
+        gathered: list[list[torch.Tensor]] = []
+        for rank, own in enumerate(specs):
+            if rank == comm.rank:
+                gathered.append(list(tensors))
+                continue
+            offset, unpacked = 0, []
+            for spec in own:
+                part = messages[rank][offset : offset + spec.nbytes]
+                unpacked.append(part.view(spec.dtype).view(spec.shape).to(comm.device))
+                offset += _padded(spec.nbytes)
+            gathered.append(unpacked)
+    return gathered
+
+
+def _padded(nbytes: int) -> int:
+    """Bytes a tensor takes in a message of several: each starts where any type may start."""
+    return -(-nbytes // 16) * 16
+
+
+def move(
+    comm: Communicator,
+    pieces: Sequence[torch.Tensor],
+    plan: Plan,
+    lead: Sequence[int],
+    dtype: torch.dtype,
+    operation: str = "move",
+) -> list[torch.Tensor]:
+    """Fill every target box of this rank from the source boxes of all ranks.
+
+    Where several blocks meet in one target (the adjoint of a fetch of overlapping boxes) they are
+    added, in the order of the ranks.
+
+    Parameters
+    ----------
+    comm
+        The group.
+    pieces
+        One tensor ``(*lead, *box.shape)`` for each source box of this rank.
+    plan
+        Who sends what to whom.
+    lead
+        The axes before the spatial ones; the same for all boxes.
+    dtype
+        Type of the values.
+    operation
+        Name for the ledger.
+
+    Returns
+    -------
+    list of torch.Tensor
+        One tensor for each target box of this rank. Pixels that no source holds are zero.
+    """
+    rank = comm.rank
+    sources, targets = plan.sources[rank], plan.targets[rank]
+    device = comm.device
+    results = [torch.zeros((*lead, *box.shape), dtype=dtype, device=device) for box in targets]
+
+    def outgoing(peer: int) -> list[torch.Tensor]:
+        return [
+            pieces[t.source_index][(..., *t.source_box.slices(sources[t.source_index]))]
+            for t in plan.between(rank, peer)
+        ]
+
+    def incoming(peer: int) -> list[torch.Tensor]:
+        return [
+            results[t.target_index][(..., *t.target_box.slices(targets[t.target_index]))]
+            for t in plan.between(peer, rank)
+        ]
+
+    def settle(peer: int, message: torch.Tensor | None) -> None:
+        if peer == rank:
+            for kept, region in zip(outgoing(rank), incoming(rank), strict=True):
+                region += kept
+        elif message is not None:
+            _unpack(message, incoming(peer), add=True)
+
+    if comm.alone:
+        settle(rank, None)
+        return results
+    peers = [peer for peer in range(comm.size) if peer != rank]
+    sends = [(peer, _pack(outgoing(peer), dtype, comm)) for peer in peers if plan.between(rank, peer)]
+    receives = {
+        peer: torch.empty(
+            sum(region.numel() for region in incoming(peer)), dtype=dtype, device=comm.wire
+        )
+        for peer in peers
+        if plan.between(peer, rank)
+    }
+    nbytes = sum(message.numel() * message.element_size() for _, message in sends)
+    with comm.booked(operation, nbytes) as watch:
+        works = _post(comm, sends, list(receives.items()))
+        watch.issued()
+        _finish(works)
+    for peer in range(comm.size):
+        settle(peer, receives.get(peer))
+    return results
+
+
+def broadcast(comm: Communicator, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+    """Give every rank the source's values, in place where the tensor is contiguous."""
+    result = plain(tensor)
+    if comm.alone or result.numel() == 0:
+        return result
+    sent = result.numel() * result.element_size() if comm.rank == source else 0
+    with comm.booked("broadcast", sent) as watch:
+        wired = as_bytes(result).to(comm.wire)
+        work = dist.broadcast(wired, comm.peer(source), group=comm.group, async_op=True)
+        watch.issued()
+        work.wait()
+        if wired.device != result.device:
+            as_bytes(result).copy_(wired)
+    return result
+
+
+def broadcast_tensors(
+    comm: Communicator, tensors: Sequence[torch.Tensor], source: int = 0
+) -> None:
+    """Give every rank the source's values of many tensors, in place, in one message."""
+    if comm.alone or not tensors:
+        return
+    with torch.no_grad():
+        packed = torch.cat([as_bytes(plain(tensor.detach())) for tensor in tensors])
+        packed = broadcast(comm, packed, source)
+        offset = 0
+        for tensor in tensors:
+            nbytes = tensor.numel() * tensor.element_size()
+            # A copy, since the values of the next type need not start at a multiple of its size.
+            part = packed[offset : offset + nbytes].clone()
+            tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
+            offset += nbytes
+
+
+def barrier(comm: Communicator) -> None:
+    """Wait until every rank is here."""
+    if comm.alone:
+        return
+    with comm.booked("barrier", 0) as watch:
+        token = torch.zeros(1, device=comm.wire)
+        work = dist.all_reduce(token, group=comm.group, async_op=True)
+        watch.issued()
+        work.wait()
+        token.item()
+
+
+def _everyone(
+    comm: Communicator, packed: torch.Tensor, specs: Sequence[TensorSpec], watch: Stopwatch
+) -> dict[int, torch.Tensor]:
+    """Send one flat message to every rank; returns the other ranks' messages."""
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    if comm.backend == "nccl":
+        longest = max(spec.shape[0] for spec in specs)
+        padded = packed.new_zeros(longest)
+        padded[: packed.numel()] = packed
+        stacked = packed.new_empty(comm.size * longest)
+        work = dist.all_gather_into_tensor(stacked, padded, group=comm.group, async_op=True)
+        watch.issued()
+        work.wait()
+        rows = stacked.view(comm.size, longest)
+        return {rank: rows[rank, : specs[rank].shape[0]] for rank in others}
+    arrived = {rank: specs[rank].empty(comm.wire) for rank in others if specs[rank].shape[0]}
+    sends = [(rank, packed) for rank in others] if packed.numel() else []
+    works = _post(comm, sends, list(arrived.items()))
+    watch.issued()
+    _finish(works)
+    return arrived
+
+
+def _pack(
+    regions: Sequence[torch.Tensor], dtype: torch.dtype, comm: Communicator
+) -> torch.Tensor:
+    """Lay regions one after the other in a flat message, where the backend can send it from."""
+    if len(regions) == 1 and regions[0].is_contiguous() and regions[0].device == comm.wire:
+        return regions[0].reshape(-1)
+    message = torch.empty(sum(r.numel() for r in regions), dtype=dtype, device=comm.wire)
+    offset = 0
+    for region in regions:
+        message[offset : offset + region.numel()].view(region.shape).copy_(region)
+        offset += region.numel()
+    return message
+
+
+def _unpack(message: torch.Tensor, regions: Sequence[torch.Tensor], add: bool) -> None:
+    offset = 0
+    for region in regions:
+        part = message[offset : offset + region.numel()].view(region.shape)
+        if add:
+            region += part.to(region.device)
+        else:
+            region.copy_(part)
+        offset += region.numel()
+
+
+def _post(
+    comm: Communicator,
+    sends: Sequence[tuple[int, torch.Tensor]],
+    receives: Sequence[tuple[int, torch.Tensor]],
+) -> list[dist.Work]:
+    """Start sends and receives of flat messages, as bytes."""
+    operations = [
+        dist.P2POp(dist.irecv, as_bytes(message), comm.peer(rank), comm.group)
+        for rank, message in receives
+    ]
+    operations += [
+        dist.P2POp(dist.isend, as_bytes(message), comm.peer(rank), comm.group)
+        for rank, message in sends
+    ]
+    return dist.batch_isend_irecv(operations) if operations else []
+
+
+def _finish(works: Sequence[dist.Work]) -> None:
+    for work in works:
+        work.wait()

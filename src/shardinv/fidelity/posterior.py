@@ -1,0 +1,87 @@
+"""Guidance terms of diffusion posterior samplers, on a distributed stack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from deepinv.models import Denoiser
+from deepinv.physics import GaussianNoise
+from deepinv.sampling import DPSDataFidelity
+
+from shardinv.blocks import check_image
+from shardinv.exchange import TensorSpec, fan_out
+from shardinv.physics import DistributedStackedPhysics
+from shardinv.physics.stacked import Measurements
+
+
+def dps_value(
+    term: DPSDataFidelity,
+    x: torch.Tensor,
+    y: Measurements,
+    physics: DistributedStackedPhysics,
+    sigma: torch.Tensor | float,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""The guidance of diffusion posterior sampling for a stack, and the denoised image.
+
+    With ``guidance="norm"`` it is the norm of *all* residuals together,
+    :math:`\lambda\sqrt{\sum_i\|A_i D(x) - y_i\|^2}`, which no sum over operators gives; with
+    ``"annealed"`` it is the sum of their squares, each over the variance of its operator's noise.
+
+    Parameters
+    ----------
+    term
+        The fidelity; its denoiser may be distributed or not.
+    x
+        Noisy image ``(B, C, *spatial)``, the same on every rank.
+    y
+        Measurements.
+    physics
+        The stack.
+    sigma
+        Noise level of ``x``: a number, or one for each batch entry.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The value ``(B,)`` and the denoised image.
+
+    References
+    ----------
+    Chung, Kim, McCann, Klasky, Ye, "Diffusion posterior sampling for general noisy inverse
+    problems", ICLR 2023.
+    """
+    if isinstance(sigma, torch.Tensor):
+        sigma = sigma.to(torch.float32)
+    denoised = term.denoiser(x.to(torch.float32), sigma, *args, **kwargs)
+    if term.clip is not None:
+        denoised = torch.clip(denoised, term.clip[0], term.clip[1])
+    with physics.ctx.ledger.block("fidelity"):
+        check_image(physics.ctx, physics.first_use, denoised, "the denoised image")
+        (image,), token = fan_out(physics.ctx.comm, denoised)
+        owned = physics.own(y)
+
+        def parts() -> Any:
+            for index, op in physics.operators.local_items():
+                difference = op.A(image) - owned[index]
+                square = torch.linalg.vector_norm(
+                    difference, ord=2, dim=tuple(range(1, difference.ndim))
+                ) ** 2
+                yield square if term.guidance == "norm" else square / _variance(op, difference, sigma)
+
+        total = physics.sum_parts(
+            parts(), token + owned.token, True,
+            ("dps", term.guidance, TensorSpec.of(denoised)),
+        )
+    value = total.sqrt() if term.guidance == "norm" else total / 2
+    return term.weight * value, denoised
+
+
+def _variance(op: Any, difference: torch.Tensor, sigma: torch.Tensor | float) -> torch.Tensor:
+    noise = getattr(op, "noise_model", None)
+    sigma_y = noise.sigma if isinstance(noise, GaussianNoise) else 0.0
+    measured = Denoiser._handle_sigma(sigma_y, reference_tensor=difference)
+    current = Denoiser._handle_sigma(sigma, reference_tensor=difference)
+    return (measured**2 + current**2).flatten()

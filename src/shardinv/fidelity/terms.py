@@ -1,0 +1,100 @@
+"""The terms of a fidelity, one an operator: a single one for all, a list, or a factory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from deepinv.optim.data_fidelity import DataFidelity, StackedPhysicsDataFidelity
+
+FidelityFactory = Callable[..., DataFidelity]
+FidelitySource = DataFidelity | Sequence[DataFidelity] | FidelityFactory
+
+
+class Terms:
+    """Gives the fidelity term of each operator.
+
+    Parameters
+    ----------
+    source
+        A fidelity used for every operator, a ``StackedPhysicsDataFidelity`` or list with one for
+        each, or a factory ``factory(index, device, factory_kwargs)`` called for the operators of
+        this rank only.
+    device
+        Where terms belong.
+    num_operators
+        How many terms a factory makes; with a list, a check.
+    factory_kwargs
+        Handed to the factory as its third argument.
+
+    Raises
+    ------
+    TypeError
+        If an entry is no ``deepinv.optim.DataFidelity``.
+    ValueError
+        If the number of terms is missing or wrong.
+    """
+
+    def __init__(
+        self,
+        source: FidelitySource,
+        device: torch.device,
+        num_operators: int | None = None,
+        factory_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(source, StackedPhysicsDataFidelity):
+            source = list(source.data_fidelity_list)
+        self.single: DataFidelity | None = None
+        self._factory: FidelityFactory | None = None
+        self._made: dict[int, DataFidelity] = {}
+        self.count: int | None = num_operators
+        if isinstance(source, DataFidelity):
+            self.single = source.to(device)
+        elif isinstance(source, Sequence):
+            for index, term in enumerate(source):
+                if not isinstance(term, DataFidelity):
+                    raise TypeError(
+                        f"fidelity {index} is a {type(term).__name__}, "
+                        "a deepinv.optim.DataFidelity is needed"
+                    )
+                self._made[index] = term.to(device)
+            if num_operators not in (None, len(source)):
+                raise ValueError(f"num_operators={num_operators}, but {len(source)} are given")
+            self.count = len(source)
+        elif callable(source):
+            if num_operators is None:
+                raise ValueError("a factory of fidelities needs num_operators=")
+            self._factory = source
+        else:
+            raise TypeError(
+                "a fidelity, a list of them or a factory is needed, "
+                f"got a {type(source).__name__}"
+            )
+        self._device = device
+        self._factory_kwargs = factory_kwargs
+
+    def __getitem__(self, index: int) -> DataFidelity:
+        """The term of an operator, made at its first use by a factory."""
+        if self.single is not None:
+            return self.single
+        if index not in self._made and self._factory is not None:
+            term = self._factory(index, self._device, self._factory_kwargs)
+            if not isinstance(term, DataFidelity):
+                raise TypeError(
+                    f"the factory made a {type(term).__name__} for operator {index}, "
+                    "a deepinv.optim.DataFidelity is needed"
+                )
+            self._made[index] = term.to(self._device)
+        return self._made[index]
+
+    def check_count(self, operators: int) -> None:
+        """Raise unless there is a term for each operator."""
+        if self.count is not None and self.count != operators:
+            raise ValueError(
+                f"there are {self.count} fidelity terms for a stack of {operators} operators"
+            )
+
+    def modules(self) -> list[DataFidelity]:
+        """The terms at hand."""
+        return [self.single] if self.single is not None else list(self._made.values())

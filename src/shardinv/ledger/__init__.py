@@ -1,0 +1,8 @@
+"""The ledger: every message that this rank sent, by block and by operation.
+
+The exchange layer books here and nowhere else moves data, so the account is complete.
+"""
+
+from shardinv.ledger.ledger import Entry, Ledger
+
+__all__ = ["Entry", "Ledger"]

@@ -1,0 +1,77 @@
+"""Random numbers that do not depend on how many ranks draw them.
+
+Each operator draws from a stream of its own, whose seed follows from one number that all ranks know
+and the operator's index. An operator whose noise model has a generator that no other operator uses
+keeps it: its draws are the undistributed stack's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from shardinv.context import DistributedContext
+from shardinv.exchange import publish
+
+
+def common_seed(ctx: DistributedContext) -> int:
+    """A fresh number from rank 0's default generator, the same on every rank.
+
+    Every rank's generator advances, so ranks that were alike stay alike.
+    """
+    mine = int(torch.randint(2**62, (1,)).item())
+    return publish(ctx.comm, "a seed", mine)[0]
+
+
+def stream_seed(base: int, index: int) -> int:
+    """The seed of one operator's stream: far from its neighbours', whatever the base.
+
+    Notes
+    -----
+    The finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014).
+    """
+    z = (base + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+    return (z ^ (z >> 31)) % 2**63
+
+
+@contextmanager
+def stream(seed: int, device: torch.device, rng: torch.Generator | None = None) -> Iterator[None]:
+    """Draw from a stream inside; the default generators, and ``rng``, are as before afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    saved = rng.get_state() if rng is not None else None
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        if rng is not None:
+            rng.manual_seed(seed)
+        try:
+            yield
+        finally:
+            if rng is not None and saved is not None:
+                rng.set_state(saved)
+
+
+@contextmanager
+def rank_zero_random(ctx: DistributedContext, like: torch.Tensor) -> Iterator[None]:
+    """Draw on every rank what rank 0 draws: for an algorithm that starts from a random image.
+
+    Afterwards rank 0's default generator is where it would be without other ranks; each other
+    rank's has advanced by one image.
+    """
+    if ctx.world_size == 1:
+        yield
+        return
+    cuda = ctx.device.type == "cuda"
+    state = torch.cuda.get_rng_state(ctx.device) if cuda else torch.get_rng_state()
+    first = publish(ctx.comm, "the state of rank 0's generator", state if ctx.is_main else None)[0]
+    if ctx.is_main:
+        yield
+        return
+    torch.randn_like(like)
+    with torch.random.fork_rng(devices=[ctx.device] if cuda else []):
+        torch.cuda.set_rng_state(first, ctx.device) if cuda else torch.set_rng_state(first)
+        yield

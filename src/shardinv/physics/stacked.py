@@ -1,0 +1,717 @@
+"""The stack of operators whose work is shared between the ranks.
+
+Every rank applies the operators it owns. Measurements are gathered, images are summed; in the
+steady state each call is one collective, or none where the measurements stay with their owners.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from deepinv.optim.linear import least_squares
+from deepinv.physics import LinearPhysics, Physics, StackedLinearPhysics, StackedPhysics
+from deepinv.utils.tensorlist import TensorList
+
+from shardinv.blocks import check_image
+from shardinv.context import DistributedContext
+from shardinv.exchange import (
+    DisagreementError,
+    FirstUse,
+    TensorSpec,
+    fan_out,
+    gather_list,
+    sum_over_ranks,
+)
+from shardinv.geometry import imbalance
+from shardinv.physics.measurements import Measurement, OwnedMeasurements, Ownership, entry_tensors
+from shardinv.physics.noise import common_seed, rank_zero_random, stream, stream_seed
+from shardinv.physics.operators import DealtOperators, OwnedOperators
+
+Measurements = TensorList | Sequence[Measurement] | OwnedMeasurements
+
+
+class DistributedStackedPhysics(StackedPhysics):
+    r"""A stack of operators, each applied on the rank that owns it.
+
+    Made by :func:`shardinv.distribute`. Stands in for the ``deepinv.physics.StackedPhysics`` it was
+    made from: images are plain tensors, the same on every rank; measurements are full lists on
+    every rank, or lists that know their owner (``gather=False``).
+
+    Parameters
+    ----------
+    ctx
+        The ranks.
+    dealt
+        The operators, dealt to the ranks.
+
+    Notes
+    -----
+    Operators are called by their owner alone. Random numbers of the noise models are drawn from a
+    stream for each operator, so noise does not depend on the number of ranks.
+    """
+
+    block = "physics"
+
+    def __init__(self, ctx: DistributedContext, dealt: DealtOperators) -> None:
+        super().__init__([])
+        self.ctx = ctx
+        self.operators: OwnedOperators = dealt.operators
+        self.physics_list = dealt.operators
+        self.costs = dealt.costs
+        self._shared_generators = dealt.shared_generators
+        self.first_use = FirstUse(ctx.comm, every_call=ctx.debug)
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def A(
+        self, x: torch.Tensor, gather: bool = True, reduce_op: None = None, **kwargs: Any
+    ) -> TensorList | OwnedMeasurements:
+        r"""Apply every operator, :math:`y_i = A_i(x)`.
+
+        Parameters
+        ----------
+        x
+            Image ``(B, C, *spatial)``, the same on every rank.
+        gather
+            Whether every rank gets all measurements, or each keeps its own.
+        reduce_op
+            For compatibility; None is the only value, since measurements are not summed.
+        **kwargs
+            Handed to every operator.
+
+        Returns
+        -------
+        TensorList or OwnedMeasurements
+        """
+        if reduce_op is not None:
+            raise ValueError(f"measurements are not reduced: reduce_op must be None, got {reduce_op!r}")
+        with self._work():
+            owned = self._apply_all(x, lambda _, op, image: op.A(image, **kwargs), "A", kwargs)
+            return owned.gather() if gather else owned
+
+    def forward(
+        self, x: torch.Tensor, gather: bool = True, reduce_op: None = None, **kwargs: Any
+    ) -> TensorList | OwnedMeasurements:
+        """Apply every operator with its noise and sensor model.
+
+        Parameters
+        ----------
+        x
+            Image ``(B, C, *spatial)``, the same on every rank.
+        gather
+            Whether every rank gets all measurements, or each keeps its own.
+        reduce_op
+            For compatibility, as in :meth:`A`.
+        **kwargs
+            Handed to every operator and noise model.
+        """
+        if reduce_op is not None:
+            raise ValueError(f"measurements are not reduced: reduce_op must be None, got {reduce_op!r}")
+        base = common_seed(self.ctx)
+
+        def measure(index: int, op: Physics, image: torch.Tensor) -> Measurement:
+            clean = op.A(image, **kwargs)
+            return op.sensor(self._noisy(index, op, clean, base, kwargs))
+
+        with self._work():
+            owned = self._apply_all(x, measure, "forward", kwargs)
+            return owned.gather() if gather else owned
+
+    def noise(self, y: Measurements, gather: bool = True, **kwargs: Any) -> Any:
+        """Add each operator's noise to its measurement. Takes and returns lists as :meth:`A` does."""
+        base = common_seed(self.ctx)
+        return self._map_measurements(
+            y, lambda index, op, entry: self._noisy(index, op, entry, base, kwargs), gather, "noise"
+        )
+
+    def sensor(self, y: Measurements, gather: bool = True, **kwargs: Any) -> Any:
+        """Apply each operator's sensor model. Takes and returns lists as :meth:`A` does."""
+        return self._map_measurements(
+            y, lambda _, op, entry: op.sensor(entry, **kwargs), gather, "sensor"
+        )
+
+    def _noisy(
+        self, index: int, op: Physics, entry: Measurement, base: int, kwargs: Mapping[str, Any]
+    ) -> Measurement:
+        own_generator = index not in self._shared_generators
+        if own_generator or kwargs.get("seed") is not None:
+            return op.noise(entry, **kwargs)
+        rng = getattr(op.noise_model, "rng", None)
+        with stream(stream_seed(base, index), self.ctx.device, rng):
+            return op.noise(entry, **kwargs)
+
+    # -- vector-Jacobian products ------------------------------------------------------------------
+
+    def A_vjp(
+        self,
+        x: torch.Tensor,
+        v: Measurements,
+        gather: bool = True,
+        reduce_op: str | None = "sum",
+        **kwargs: Any,
+    ) -> Any:
+        r"""Sum the operators' vector-Jacobian products, :math:`\sum_i J_i(x)^\top v_i`.
+
+        Parameters
+        ----------
+        x
+            Image ``(B, C, *spatial)`` at which to linearise.
+        v
+            One vector for each operator, of its measurement's shape.
+        gather, reduce_op
+            ``gather=False`` or ``reduce_op=None`` leaves this rank's part, not summed over ranks.
+        """
+        return self._sum_images(
+            lambda _, op, image, entry: op.A_vjp(image, entry, **kwargs),
+            x, v, gather and reduce_op is not None, "A_vjp",
+        )
+
+    def A_jvp(self, x: torch.Tensor, v: torch.Tensor, gather: bool = True) -> Any:
+        r"""Apply the operators' Jacobians at ``x``, :math:`J_i(x) v`, by forward differentiation."""
+        with self._work():
+            (shared,), token = fan_out(self.ctx.comm, v)
+            owned = self._apply_all(
+                x, lambda _, op, image: torch.func.jvp(op.A, (image,), (shared,))[1], "A_jvp", {}
+            )
+            owned.token = owned.token + token
+            return owned.gather() if gather else owned
+
+    def compute_norm(self, x: torch.Tensor, verbose: bool = True) -> torch.Tensor:
+        r"""The norm :math:`\|J^\top J\|_2` of the stack's Jacobian at ``x``, by the power method."""
+        with rank_zero_random(self.ctx, x):
+            return super().compute_norm(x, verbose=verbose and self.ctx.is_main)
+
+    def A_dagger(self, y: Measurements, x_init: torch.Tensor | None = None) -> torch.Tensor:
+        r"""Minimise :math:`\sum_i \|A_i(x) - y_i\|^2` from ``x_init`` by gradient descent.
+
+        Parameters
+        ----------
+        y
+            Measurements.
+        x_init
+            Where to start; needed, since a stack that isn't linear has no adjoint.
+        """
+        if x_init is None:
+            raise ValueError("a stack that is not linear needs x_init, an image to start from")
+        self.check_count(y)
+        x, step = x_init, 1e-1
+        owned = self.own(y)
+        for _ in range(self.max_iter):
+            residual = _difference(self.A(x, gather=False), owned)
+            x = x - step * self.A_vjp(x, residual)
+            after = _difference(self.A(x, gather=False), owned)
+            squares = sum(
+                (t.detach().abs().double() ** 2).sum()
+                for _, entry in after.local_items() for t in entry_tensors(entry)
+            )
+            total = torch.zeros((), dtype=torch.float64, device=self.ctx.device) + squares
+            if self.ctx.all_reduce(total) / after.numel() < self.tol:
+                break
+        return x.clone()
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _work(self) -> Any:
+        return self.ctx.ledger.block(self.block)
+
+    def _apply_all(
+        self,
+        x: torch.Tensor,
+        function: Callable[[int, Physics, torch.Tensor], Measurement],
+        name: str,
+        kwargs: Mapping[str, Any],
+    ) -> OwnedMeasurements:
+        spec = check_image(self.ctx, self.first_use, x)
+        (image,), token = fan_out(self.ctx.comm, x)
+        entries = {
+            index: function(index, op, image) for index, op in self.operators.local_items()
+        }
+        return OwnedMeasurements(
+            entries, self.ownership, self.ctx.comm, self.first_use, token,
+            key=(name, spec, _kind(kwargs)),
+        )
+
+    def _map_measurements(
+        self,
+        y: Measurements,
+        function: Callable[[int, Physics, Measurement], Measurement],
+        gather: bool,
+        name: str,
+    ) -> Any:
+        with self._work():
+            full = not isinstance(y, OwnedMeasurements)
+            owned = self.own(y)
+            kind = self.measurement_kind(y)
+            result = owned.like(
+                {
+                    index: function(index, self.operators[index], entry)
+                    for index, entry in owned.local_items()
+                },
+                key=None if kind is None else (name, kind),
+            )
+            return result.gather() if gather and full else result
+
+    def _sum_images(
+        self,
+        function: Callable[[int, Physics, Any, Measurement], torch.Tensor],
+        x: torch.Tensor | None,
+        y: Measurements | None,
+        reduce: bool,
+        name: str,
+    ) -> Any:
+        """Sum over all operators what each makes of the image and of its measurement."""
+        comm = self.ctx.comm
+        with self._work():
+            image: Any = None
+            token = None
+            if x is not None:
+                check_image(self.ctx, self.first_use, x)
+                (image,), token = fan_out(comm, x)
+            owned = self.own(y) if y is not None else None
+            if owned is not None:
+                token = owned.token if token is None else token + owned.token
+            assert token is not None
+            parts = (
+                function(index, op, image, None if owned is None else owned[index])
+                for index, op in self.operators.local_items()
+            )
+            kind = () if y is None else self.measurement_kind(y)
+            key = None if kind is None else (name, None if x is None else TensorSpec.of(x), kind)
+            return self._reduce_images(parts, token, reduce, key)
+
+    def _reduce_images(
+        self, parts: Iterable[torch.Tensor], token: torch.Tensor, reduce: bool, key: Hashable | None
+    ) -> Any:
+        return self.sum_parts(parts, token, reduce, key)
+
+    def sum_parts(
+        self, parts: Iterable[torch.Tensor], token: torch.Tensor, reduce: bool, key: Hashable | None
+    ) -> torch.Tensor:
+        """Sum this rank's parts as they come, then the ranks' sums, in one reduction.
+
+        Parameters
+        ----------
+        parts
+            One tensor for each of this rank's operators, from a generator: they are added up as
+            they are made, so one of them is in memory at a time.
+        token
+            Ties the sum to where the parts come from, for autograd.
+        reduce
+            Whether to sum over the ranks.
+        key
+            What kind of sum this is: those of one kind have one shape. None where that isn't
+            known: the ranks then tell each other.
+        """
+        partial: torch.Tensor | None = None
+        owned_sum = False
+        for part in parts:
+            if partial is None:
+                partial = part
+            elif owned_sum and not partial.requires_grad and not part.requires_grad:
+                partial += part
+            else:
+                partial = partial + part
+                owned_sum = True
+        mine = TensorSpec.of(partial) if partial is not None else None
+        told = self.first_use.facts("the shape of a sum over operators", key, mine)
+        specs = {spec for spec in told if spec is not None}
+        if len(specs) > 1:
+            raise DisagreementError(
+                "operators of different ranks give images of different shapes or types, which "
+                f"cannot be summed: {[str(spec) for spec in told]}"
+            )
+        if partial is None:
+            partial = specs.pop().empty(self.ctx.device).zero_()
+        elif not owned_sum and not partial.requires_grad:
+            # A single part may be the operator's input, or a buffer of its own, and the reduction
+            # works in place.
+            partial = partial.clone() if reduce and self.ctx.world_size > 1 else partial
+        if not reduce:
+            return partial
+        return sum_over_ranks(self.ctx.comm, partial, token)
+
+    @property
+    def ownership(self) -> Ownership:
+        """Which rank owns which operator."""
+        return self.operators.ownership
+
+    def check_count(self, y: Any) -> None:
+        if isinstance(y, torch.Tensor) or not hasattr(y, "__len__"):
+            raise TypeError(
+                f"measurements of a stack are a list of {len(self)} tensors, "
+                f"got a {type(y).__name__}"
+            )
+        if len(y) != len(self):
+            raise ValueError(f"expected {len(self)} measurements, one for each operator, got {len(y)}")
+
+    def own(self, y: Measurements) -> OwnedMeasurements:
+        """This rank's measurements of a list, full or owned, tied to autograd on every rank."""
+        self.check_count(y)
+        if isinstance(y, OwnedMeasurements):
+            if y.ownership.hands != self.ownership.hands:
+                raise ValueError(
+                    "these measurements were dealt differently from this stack's operators: gather "
+                    "them first"
+                )
+            return y
+        entries: list[Measurement] = list(y.x) if isinstance(y, TensorList) else list(y)
+        flat = [t for entry in entries if entry is not None for t in entry_tensors(entry)]
+        for index in self.ownership.mine:
+            for tensor in entry_tensors(entries[index]):
+                if not isinstance(tensor, torch.Tensor):
+                    raise TypeError(
+                        f"measurement {index} is a {type(tensor).__name__}, a tensor is needed"
+                    )
+                if tensor.device.type != self.ctx.device.type:
+                    raise ValueError(
+                        f"measurement {index} is on {tensor.device}, rank {self.ctx.rank} works on "
+                        f"{self.ctx.device}: move it with y.to(ctx.device)"
+                    )
+        tracked = [t for t in flat if isinstance(t, torch.Tensor) and t.requires_grad]
+        self.first_use.same(
+            "which measurements need a gradient",
+            tuple(isinstance(t, torch.Tensor) and t.requires_grad for t in flat)
+            if torch.is_grad_enabled()
+            else None,
+            "They must be the same on every rank",
+        )
+        shared, token = fan_out(self.ctx.comm, *tracked)
+        replaced = {id(t): s for t, s in zip(tracked, shared, strict=True)}
+
+        def swap(entry: Measurement) -> Measurement:
+            if isinstance(entry, TensorList):
+                return TensorList([replaced.get(id(t), t) for t in entry.x])
+            return replaced.get(id(entry), entry)
+
+        return OwnedMeasurements(
+            {index: swap(entries[index]) for index in self.ownership.mine},
+            self.ownership, self.ctx.comm, self.first_use, token,
+        )
+
+    def measurement_kind(self, y: Measurements) -> Hashable | None:
+        """What kind of measurements these are, the same on every rank; None if not known."""
+        if isinstance(y, OwnedMeasurements):
+            return y.key
+        entries = y.x if isinstance(y, TensorList) else y
+        return tuple(
+            TensorSpec.of(t) for entry in entries if entry is not None for t in entry_tensors(entry)
+        )
+
+    # -- the rest of a stack -------------------------------------------------------------------------
+
+    def set_noise_model(self, noise_model: Any, item: int = 0, **kwargs: Any) -> None:
+        """Set the noise model of operator ``item``, on the rank that owns it."""
+        index = range(len(self))[item]
+        if index in self.ownership.mine:
+            self.operators[index].set_noise_model(noise_model, **kwargs)
+            if getattr(noise_model, "rng", None) is None:
+                self._shared_generators |= {index}
+
+    def update_parameters(self, **kwargs: Any) -> None:
+        """Update parameters of every operator, each on the rank that owns it."""
+        for _, operator in self.operators.local_items():
+            operator.update_parameters(**kwargs)
+
+    def describe(self) -> str:
+        """How the operators are laid out: who has what, and how even the deal is."""
+        kind = "linear operators" if isinstance(self, LinearPhysics) else "operators"
+        lines = [f"{len(self)} {kind} on {self.ctx.world_size} ranks, dealt by cost"]
+        for rank, hand in enumerate(self.ownership.hands):
+            cost = sum(self.costs[index] for index in hand)
+            lines.append(f"  rank {rank}: operators {list(hand)}, cost {cost:g}")
+        lines.append(f"  imbalance {imbalance(self.costs, self.ownership.hands):.3f} (1 is even)")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}(\n{self.describe()}\n)"
+
+    __repr__ = __str__
+
+
+class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPhysics):
+    r"""A stack of linear operators, each applied on the rank that owns it.
+
+    As :class:`DistributedStackedPhysics`, and with what linear operators have. ``A_dagger`` and
+    ``compute_norm`` are those of the whole stack, as if it had not been distributed.
+
+    Parameters
+    ----------
+    ctx
+        The ranks.
+    dealt
+        The operators, dealt to the ranks.
+    reduction
+        How the adjoint combines the operators' images: ``"sum"``, ``"mean"`` or None (a list).
+    """
+
+    def __init__(
+        self, ctx: DistributedContext, dealt: DealtOperators, reduction: str | None = "sum"
+    ) -> None:
+        DistributedStackedPhysics.__init__(self, ctx, dealt)
+        if reduction not in ("sum", "mean", "none", None):
+            raise ValueError(f"reduction must be 'sum', 'mean' or None, got {reduction!r}")
+        self.reduction_name = None if reduction == "none" else reduction
+        with warnings.catch_warnings():
+            # DeepInverse warns of any reduction but a sum, and has done so for the stack given.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.reduction = StackedLinearPhysics([], reduction=reduction).reduction
+
+    def A_adjoint(
+        self,
+        y: Measurements,
+        gather: bool = True,
+        reduce_op: str | None = "sum",
+        **kwargs: Any,
+    ) -> Any:
+        r"""Apply the stack's adjoint, :math:`\sum_i A_i^\top y_i`, in one reduction.
+
+        Parameters
+        ----------
+        y
+            Measurements: a full list on every rank, or a list that knows its owner.
+        gather, reduce_op
+            ``gather=False`` or ``reduce_op=None`` leaves this rank's part, not summed over ranks.
+        **kwargs
+            Handed to every operator.
+
+        Returns
+        -------
+        torch.Tensor
+            Image ``(B, C, *spatial)`` (a list of one an operator with ``reduction=None``).
+
+        Raises
+        ------
+        ValueError
+            If there are more or fewer measurements than operators, or one is on another device.
+        """
+        return self._sum_images(
+            lambda _, op, __, entry: op.A_adjoint(entry, **kwargs),
+            None, y, gather and reduce_op is not None, "A_adjoint",
+        )
+
+    def A_vjp(
+        self,
+        x: torch.Tensor,
+        v: Measurements,
+        gather: bool = True,
+        reduce_op: str | None = "sum",
+        **kwargs: Any,
+    ) -> Any:
+        """The adjoint: a linear operator is its own Jacobian."""
+        return self.A_adjoint(v, gather=gather, reduce_op=reduce_op, **kwargs)
+
+    def A_adjoint_A(
+        self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
+    ) -> Any:
+        r"""Apply :math:`\sum_i A_i^\top A_i`: no measurement leaves its rank, one reduction in all."""
+        return self._sum_images(
+            lambda _, op, image, __: op.A_adjoint_A(image, **kwargs),
+            x, None, gather and reduce_op is not None, "A_adjoint_A",
+        )
+
+    def A_A_adjoint(self, y: Measurements, gather: bool = True, **kwargs: Any) -> Any:
+        r"""Apply :math:`A A^\top` to measurements."""
+        return self.A(self.A_adjoint(y, **kwargs), gather=gather, **kwargs)
+
+    def _reduce_images(
+        self, parts: Iterable[torch.Tensor], token: torch.Tensor, reduce: bool, key: Hashable | None
+    ) -> Any:
+        if self.reduction_name is None:
+            tensors = list(parts)
+            if not reduce:
+                return tensors
+            told = self.first_use.facts(
+                "the shapes of the adjoints", key, [TensorSpec.of(t) for t in tensors]
+            )
+            images = gather_list(self.ctx.comm, tensors, told, token)
+            order = [index for hand in self.ownership.hands for index in hand]
+            return [image for _, image in sorted(zip(order, images, strict=True), key=lambda p: p[0])]
+        total = self.sum_parts(parts, token, reduce, key)
+        return total / len(self) if self.reduction_name == "mean" else total
+
+    # -- norms and inverses of the whole stack -------------------------------------------------------
+
+    def compute_sqnorm(
+        self,
+        x0: torch.Tensor,
+        *,
+        max_iter: int = 100,
+        tol: float = 1e-3,
+        verbose: bool = True,
+        rng: torch.Generator | None = None,
+        local_only: bool = False,
+        gather: bool = True,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        r"""The squared norm :math:`\|\sum_i A_i^\top A_i\|_2` of the stack, by the power method.
+
+        Parameters
+        ----------
+        x0
+            An image of the shape, type and device wanted; its values are not used.
+        max_iter, tol, verbose
+            Of the power method.
+        rng
+            As in DeepInverse, accepted and not used.
+        local_only
+            Return the *upper bound* :math:`\sum_i \|A_i\|^2` instead, which needs one small
+            message in all but may be larger than the norm by a factor of the number of operators.
+        gather
+            For compatibility: with ``local_only``, False leaves this rank's part of the bound.
+        **kwargs
+            Handed to every operator.
+
+        Returns
+        -------
+        torch.Tensor
+            A number, the same on every rank.
+        """
+        if not local_only:
+            with rank_zero_random(self.ctx, x0):
+                return LinearPhysics.compute_sqnorm(
+                    self, x0, max_iter=max_iter, tol=tol,
+                    verbose=verbose and self.ctx.is_main, **kwargs,
+                )
+        bound = torch.zeros((), device=self.ctx.device, dtype=x0.real.dtype)
+        with rank_zero_random(self.ctx, x0):
+            for _, operator in self.operators.local_items():
+                bound = bound + operator.compute_sqnorm(
+                    x0, max_iter=max_iter, tol=tol, verbose=False, **kwargs
+                )
+        if gather:
+            self.ctx.all_reduce(bound)
+        return bound / len(self) if self.reduction_name == "mean" else bound
+
+    def A_dagger(
+        self,
+        y: Measurements,
+        solver: str = "CG",
+        max_iter: int | None = None,
+        tol: float | None = None,
+        verbose: bool = False,
+        *,
+        local_only: bool = False,
+        gather: bool = True,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        r"""Solve the least-squares problem of the whole stack, :math:`\min_x \sum_i\|A_i x - y_i\|^2`.
+
+        Parameters
+        ----------
+        y
+            Measurements.
+        solver, max_iter, tol, verbose
+            As in DeepInverse; CG, minres and BiCGStab send one image an iteration and no
+            measurement.
+        local_only
+            Return the mean of the operators' own pseudo-inverses instead: an *approximation*, with
+            one reduction in all, which is the solution only where the operators agree.
+        gather
+            For compatibility; with ``local_only``, False leaves this rank's part of the sum.
+        """
+        if local_only:
+            mean = self._sum_images_plainly(
+                lambda op, entry: op.A_dagger(entry, solver=solver, max_iter=max_iter, tol=tol, **kwargs),
+                y, gather,
+            )
+            return mean / len(self)
+        self._remember(solver, max_iter, tol)
+        return self._least_squares(y, None, 1e8, verbose, **kwargs)
+
+    def prox_l2(
+        self,
+        z: torch.Tensor | float | None,
+        y: Measurements,
+        gamma: float | torch.Tensor,
+        solver: str = "CG",
+        max_iter: int | None = None,
+        tol: float | None = None,
+        verbose: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        r"""Solve :math:`\min_x \frac\gamma2 \sum_i\|A_i x - y_i\|^2 + \frac12\|x - z\|^2`.
+
+        Parameters
+        ----------
+        z
+            Image, or a number that fills one.
+        y
+            Measurements.
+        gamma
+            Step, above 0; a number, or one for each batch entry.
+        solver, max_iter, tol, verbose
+            As in DeepInverse.
+        """
+        self._remember(solver, max_iter, tol)
+        if not isinstance(z, torch.Tensor):
+            z = torch.full_like(self.A_adjoint(y), 0.0 if z is None else float(z))
+        return self._least_squares(y, z, gamma, verbose, **kwargs)
+
+    def _remember(self, solver: str | None, max_iter: int | None, tol: float | None) -> None:
+        # DeepInverse keeps the last options given, and solvers count on it.
+        self.solver = solver if solver is not None else self.solver
+        self.max_iter = max_iter if max_iter is not None else self.max_iter
+        self.tol = tol if tol is not None else self.tol
+
+    def _least_squares(
+        self,
+        y: Measurements,
+        z: torch.Tensor | None,
+        gamma: float | torch.Tensor,
+        verbose: bool,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        self.check_count(y)
+        if self.reduction_name is None:
+            raise ValueError(
+                "a stack with reduction=None has no least-squares solution: its adjoint is a list. "
+                "Use reduction='sum'"
+            )
+        if self.solver == "lsqr" and isinstance(y, OwnedMeasurements):
+            # The one solver that works on measurements, not on images alone.
+            y = y.gather()
+        if not isinstance(y, (TensorList, OwnedMeasurements)):
+            y = TensorList(list(y))
+        start = torch.zeros_like(self.A_adjoint(y)) if z is None else z
+        return least_squares(
+            self.A, self.A_adjoint, y, z=start, init=start, gamma=gamma,
+            AAT=self.A_A_adjoint, ATA=self.A_adjoint_A, parallel_dim=[0],
+            solver=self.solver, max_iter=self.max_iter, tol=self.tol,
+            verbose=verbose and self.ctx.is_main, **kwargs,
+        )
+
+    def _sum_images_plainly(
+        self,
+        function: Callable[[Any, Measurement], torch.Tensor],
+        y: Measurements,
+        reduce: bool,
+    ) -> torch.Tensor:
+        with self._work():
+            owned = self.own(y)
+            parts = (function(self.operators[index], entry) for index, entry in owned.local_items())
+            return self.sum_parts(parts, owned.token, reduce, None)
+
+
+def reduction_of(stack: StackedPhysics) -> str | None:
+    """The name of a stack's reduction, which DeepInverse keeps as a function only."""
+    reduction = getattr(stack, "reduction", sum)
+    outcome = reduction([2.0, 4.0])
+    return {6.0: "sum", 3.0: "mean"}.get(outcome) if isinstance(outcome, float) else None
+
+
+def _difference(a: OwnedMeasurements, b: OwnedMeasurements) -> OwnedMeasurements:
+    result = a.like({index: entry - b[index] for index, entry in a.local_items()})
+    result.token = a.token + b.token
+    result.key = a.key
+    return result
+
+
+def _kind(kwargs: Mapping[str, Any]) -> Hashable:
+    """What of keyword arguments may decide the shape of a result."""
+    return tuple(
+        (name, TensorSpec.of(value) if isinstance(value, torch.Tensor) else str(value))
+        for name, value in sorted(kwargs.items())
+    )
