@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from deepinv.models import Denoiser
 from deepinv.optim import BaseOptim, DataFidelity
 from deepinv.optim.data_fidelity import StackedPhysicsDataFidelity
@@ -17,24 +16,40 @@ from shardinv.context import DistributedContext
 from shardinv.denoise import DistributedProcessing, TilingOptions, distribute_prior
 from shardinv.fidelity import DistributedDataFidelity
 from shardinv.physics import DistributedStackedLinearPhysics, DistributedStackedPhysics
+from shardinv.physics.linear import reduction_of
 from shardinv.physics.operators import deal_operators
-from shardinv.physics.stacked import reduction_of
 from shardinv.training import average_gradients, distribute_unrolled
 
 TYPES = (
-    "auto", "physics", "linear_physics", "data_fidelity", "denoiser", "prior", "module", "parameters",
+    "auto",
+    "physics",
+    "linear_physics",
+    "data_fidelity",
+    "denoiser",
+    "prior",
+    "module",
+    "parameters",
 )
 GATHER_STRATEGIES = ("naive", "concatenated", "broadcast")
 
 _TILING = {
-    "patch_size": 256, "overlap": 64, "max_batch_size": None, "tiling_dims": None,
-    "checkpoint_batches": "auto", "stride": None,
+    "patch_size": 256,
+    "overlap": 64,
+    "max_batch_size": None,
+    "tiling_dims": None,
+    "checkpoint_batches": "auto",
+    "stride": None,
 }
 _CHECKPOINT = {"checkpoint_use_reentrant": False, "checkpoint_preserve_rng_state": True}
 _OPERATORS = {"num_operators": None, "factory_kwargs": None, "reduction": None}
 _DEFAULTS: dict[str, Any] = {
-    **_TILING, **_CHECKPOINT, **_OPERATORS,
-    "dtype": None, "gather_strategy": "concatenated", "tiling_strategy": None, "costs": None,
+    **_TILING,
+    **_CHECKPOINT,
+    **_OPERATORS,
+    "dtype": None,
+    "gather_strategy": "concatenated",
+    "tiling_strategy": None,
+    "costs": None,
 }
 _NETWORK = {*_TILING, *_CHECKPOINT, "tiling_strategy", "dtype"}
 _MEANT_FOR = {
@@ -143,11 +158,7 @@ def distribute(
             f"({type(object).__name__}); its options are {', '.join(sorted(meant)) or 'none'}"
         )
     given = {**_DEFAULTS, **options}
-    if given["gather_strategy"] not in GATHER_STRATEGIES:
-        raise ValueError(
-            f"gather_strategy must be one of {', '.join(GATHER_STRATEGIES)}, "
-            f"got {given['gather_strategy']!r}"
-        )
+    check_gather_strategy(given["gather_strategy"])
     if kind in ("physics", "linear_physics"):
         return _distribute_physics(object, ctx, kind, given)
     if kind == "data_fidelity":
@@ -166,13 +177,22 @@ def distribute(
         return distribute_prior(object, network, tiled)
     if kind == "module":
         return distribute_unrolled(
-            object, ctx,
+            object,
+            ctx,
             lambda term: _distribute_fidelity(term, ctx, _DEFAULTS),
             lambda prior: distribute_prior(prior, network, tiled=False),
         )
     if not isinstance(object, nn.Module):
         object = object(ctx.rank, ctx.device, given["factory_kwargs"])
     return network(object)
+
+
+def check_gather_strategy(strategy: str) -> None:
+    """Raise a ``ValueError`` unless the strategy is one of those that are accepted."""
+    if strategy not in GATHER_STRATEGIES:
+        raise ValueError(
+            f"gather_strategy must be one of {', '.join(GATHER_STRATEGIES)}, got {strategy!r}"
+        )
 
 
 def _kind(object: Any, type_object: str | None, options: Mapping[str, Any]) -> str:
@@ -224,9 +244,12 @@ def _distribute_physics(
     source: Any, ctx: DistributedContext, kind: str, given: Mapping[str, Any]
 ) -> DistributedStackedPhysics:
     dealt = deal_operators(
-        source, ctx,
-        num_operators=given["num_operators"], factory_kwargs=given["factory_kwargs"],
-        costs=given["costs"], dtype=given["dtype"],
+        source,
+        ctx,
+        num_operators=given["num_operators"],
+        factory_kwargs=given["factory_kwargs"],
+        costs=given["costs"],
+        dtype=given["dtype"],
     )
     if not dealt.linear:
         if kind == "linear_physics":
@@ -252,8 +275,11 @@ def _distribute_fidelity(
         return source
     whole = isinstance(source, DataFidelity) and not isinstance(source, StackedPhysicsDataFidelity)
     return DistributedDataFidelity(
-        ctx, source, given["num_operators"] if not whole else None,
-        factory_kwargs=given["factory_kwargs"], reduction=given["reduction"],
+        ctx,
+        source,
+        given["num_operators"] if not whole else None,
+        factory_kwargs=given["factory_kwargs"],
+        reduction=given["reduction"],
     )
 
 
@@ -278,6 +304,8 @@ def _distribute_network(
     if given["dtype"] is not None and isinstance(network, nn.Module):
         network._apply(lambda t: t.to(given["dtype"]) if t.is_floating_point() else t)
     return DistributedProcessing(
-        ctx, network, tiling,
+        ctx,
+        network,
+        tiling,
         checkpoint_preserve_rng_state=given["checkpoint_preserve_rng_state"],
     )

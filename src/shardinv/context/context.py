@@ -109,7 +109,9 @@ class DistributedContext:
         self.deterministic = deterministic
         self.device_mode = device_mode
         self.timeout = _timeout(timeout)
-        self.debug = debug if debug is not None else os.environ.get("SHARDINV_DEBUG", "") not in ("", "0")
+        self.debug = (
+            debug if debug is not None else os.environ.get("SHARDINV_DEBUG", "") not in ("", "0")
+        )
         self._group_given = process_group
         self._owns_group = False
         self._watch: FailureWatch | None = None
@@ -120,7 +122,7 @@ class DistributedContext:
         self.device = torch.device("cpu")
         self.comm = Communicator(0, 1, self.device, timeout=self.timeout)
 
-    # -- entering and leaving ------------------------------------------------------------------
+    # -- entering and leaving --------------------------------------------------------------------
 
     def __enter__(self) -> DistributedContext:
         launch = detect_launch(os.environ)
@@ -175,7 +177,7 @@ class DistributedContext:
         # A launcher that shows each process its own GPU alone numbers it 0.
         self.device = torch.device("cuda", self.local_rank % gpus)
         torch.cuda.set_device(self.device)
-        return gpus >= launch.local_world_size or gpus == 1 and _one_gpu_each()
+        return gpus >= launch.local_world_size or (gpus == 1 and _one_gpu_each())
 
     def _start_group(self, launch: Launch, gpu_each: bool) -> None:
         backend = self._backend_wanted
@@ -183,7 +185,9 @@ class DistributedContext:
             nccl = self.device.type == "cuda" and gpu_each and dist.is_nccl_available()
             backend = "nccl" if nccl else "gloo"
         if backend == "nccl" and self.device.type != "cuda":
-            raise RuntimeError("backend='nccl' needs a GPU on every rank; use backend='gloo' or None")
+            raise RuntimeError(
+                "backend='nccl' needs a GPU on every rank; use backend='gloo' or None"
+            )
         if launch.launcher != "torchrun":
             os.environ.setdefault("MASTER_ADDR", launch.master_addr)
             os.environ.setdefault("MASTER_PORT", str(launch.master_port))
@@ -226,7 +230,7 @@ class DistributedContext:
             np.random.seed(seed % 2**32)
             random.seed(seed)
 
-    # -- what it tells -------------------------------------------------------------------------
+    # -- what it tells ---------------------------------------------------------------------------
 
     @property
     def is_main(self) -> bool:
@@ -256,7 +260,7 @@ class DistributedContext:
         """The items that this rank takes when ``num_items`` of equal cost are dealt."""
         return list(deal([1.0] * num_items, self.world_size)[self.rank])
 
-    # -- messages for a user's own script ------------------------------------------------------
+    # -- messages for a user's own script --------------------------------------------------------
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -274,9 +278,11 @@ class DistributedContext:
         op
             Sum, average, maximum or minimum, as torch's ``ReduceOp`` or by name.
         """
-        names = {
-            dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "mean",
-            dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min",
+        names: dict[Any, str] = {
+            dist.ReduceOp.SUM: "sum",
+            dist.ReduceOp.AVG: "mean",
+            dist.ReduceOp.MAX: "max",
+            dist.ReduceOp.MIN: "min",
         }
         name = op if isinstance(op, str) else names.get(op)
         if name is None:
@@ -324,7 +330,7 @@ class DistributedContext:
         """Raise on every rank unless all hold an equal small value (shapes, options, a digest)."""
         agree(self.comm, what, value, hint)
 
-    # -- copies --------------------------------------------------------------------------------
+    # -- copies ----------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedContext:
         """A copy of what holds a context works with the same ranks: there are no others."""

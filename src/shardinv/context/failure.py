@@ -115,9 +115,7 @@ class FailureWatch:
                 continue
             if self._stop.wait(self._grace) or not self._owns_process:
                 return
-            print(
-                f"shardinv: rank {self.rank} ends because {message}", file=sys.stderr, flush=True
-            )
+            print(f"shardinv: rank {self.rank} ends because {message}", file=sys.stderr, flush=True)
             try:
                 self._look.add(_ENDED, 1)
             finally:

@@ -35,8 +35,10 @@ def cut_argument(value: Any, image_shape: Sequence[int], windows: Sequence[Box])
         If a tensor with as many axes as the image has a spatial axis of another length than it.
     """
     batch = image_shape[0]
-    if isinstance(value, list) and len(value) == batch and all(
-        isinstance(entry, (int, float)) for entry in value
+    if (
+        isinstance(value, list)
+        and len(value) == batch
+        and all(isinstance(entry, (int, float)) for entry in value)
     ):
         return value * len(windows)
     if not isinstance(value, torch.Tensor) or value.ndim == 0:

@@ -22,6 +22,7 @@ from shardinv.exchange import (
     TensorSpec,
     assemble,
     broadcast_tensors,
+    crop,
     fan_out,
     gather_boxes,
 )
@@ -86,7 +87,9 @@ class TilingOptions:
         """The axes that are cut, of an image with ``ndim`` axes, increasing."""
         if self.tiling_dims is None:
             return tuple(range(2, ndim))
-        given = self.tiling_dims if isinstance(self.tiling_dims, (tuple, list)) else (self.tiling_dims,)
+        given = (
+            self.tiling_dims if isinstance(self.tiling_dims, (tuple, list)) else (self.tiling_dims,)
+        )
         axes = tuple(axis + ndim if axis < 0 else axis for axis in given)
         if len(set(axes)) != len(axes) or not all(2 <= axis < ndim for axis in axes):
             raise ValueError(
@@ -202,7 +205,7 @@ class DistributedProcessing(Denoiser):
                 raise
             return getattr(self.processor, name)
 
-    # -- calling the network -----------------------------------------------------------------------
+    # -- calling the network ---------------------------------------------------------------------
 
     def forward(
         self, x: torch.Tensor, *args: Any, gather: bool = True, **kwargs: Any
@@ -254,7 +257,7 @@ class DistributedProcessing(Denoiser):
                         continue
                     if whole is None:
                         whole = core.new_empty((*core.shape[:2], *spec.shape[2:]))
-                    whole[(..., *box.slices())].copy_(core)
+                    crop(whole, box).copy_(core)
             mine = pieces[0] if pieces else whole
             result = self._result_spec(spec, args, kwargs, mine)
             if tracked:
@@ -279,7 +282,10 @@ class DistributedProcessing(Denoiser):
         names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
         places = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor)]
         shared, token = fan_out(
-            self.ctx.comm, x, *(args[p] for p in places), *(kwargs[n] for n in names),
+            self.ctx.comm,
+            x,
+            *(args[p] for p in places),
+            *(kwargs[n] for n in names),
             *weights.values(),
         )
         image, rest = shared[0], iter(shared[1:])
@@ -311,14 +317,18 @@ class DistributedProcessing(Denoiser):
         """Run the network on one batch of tiles of one shape; gives their cores."""
         windows = [tile.window for tile in batch]
         size = image.shape[0]
-        views = [image[(..., *window.slices())] for window in windows]
+        views = [crop(image, window) for window in windows]
         stacked = torch.cat(views) if len(views) > 1 else views[0].contiguous()
         cut_args = [cut_argument(value, image.shape, windows) for value in args]
         cut_kwargs = {n: cut_argument(value, image.shape, windows) for n, value in kwargs.items()}
         if recompute:
             output = checkpoint(
-                call, stacked, *cut_args, use_reentrant=False,
-                preserve_rng_state=self.checkpoint_preserve_rng_state, **cut_kwargs,
+                call,
+                stacked,
+                *cut_args,
+                use_reentrant=False,
+                preserve_rng_state=self.checkpoint_preserve_rng_state,
+                **cut_kwargs,
             )
         else:
             output = call(stacked, *cut_args, **cut_kwargs)
@@ -338,7 +348,7 @@ class DistributedProcessing(Denoiser):
             )
         for number, tile in enumerate(batch):
             own = output[number * size : (number + 1) * size]
-            yield own[(..., *tile.core.slices(tile.window))], tile.core
+            yield crop(own, tile.core, tile.window), tile.core
 
     def _result_spec(
         self,
@@ -353,16 +363,21 @@ class DistributedProcessing(Denoiser):
             spec,
             torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
             self.training,
-            tuple(str(v.dtype) if isinstance(v, torch.Tensor) else type(v).__name__
-                  for v in (*args, *kwargs.values())),
+            tuple(
+                str(v.dtype) if isinstance(v, torch.Tensor) else type(v).__name__
+                for v in (*args, *kwargs.values())
+            ),
         )
         told = self.first_use.facts(
-            "channels and type of the network's output", key,
+            "channels and type of the network's output",
+            key,
             None if mine is None else (int(mine.shape[1]), mine.dtype),
         )
         kinds = {kind for kind in told if kind is not None}
         if len(kinds) != 1:
-            raise DisagreementError(f"the network gives different outputs on different ranks: {told}")
+            raise DisagreementError(
+                f"the network gives different outputs on different ranks: {told}"
+            )
         channels, dtype = kinds.pop()
         return TensorSpec((spec.shape[0], channels, *spec.shape[2:]), dtype)
 
@@ -376,16 +391,16 @@ class DistributedProcessing(Denoiser):
         # The token keeps a rank without a tile in step with the others in a backward pass.
         whole = result.empty(self.ctx.device).zero_() + token.to(result.dtype)
         for piece, box in zip(pieces, schedule.layout[self.ctx.rank], strict=True):
-            whole[(..., *box.slices())] = piece
+            crop(whole, box).copy_(piece)
         return whole
 
     def _only_mine(self, whole: torch.Tensor, schedule: _Schedule) -> torch.Tensor:
         kept = torch.zeros_like(whole)
         for box in schedule.layout[self.ctx.rank]:
-            kept[(..., *box.slices())] = whole[(..., *box.slices())]
+            crop(kept, box).copy_(crop(whole, box))
         return kept
 
-    # -- the tiles -----------------------------------------------------------------------------------
+    # -- the tiles -------------------------------------------------------------------------------
 
     def schedule(self, spatial: tuple[int, ...]) -> _Schedule:
         """The tiles of an image of the given spatial shape, and who computes which."""

@@ -17,7 +17,7 @@ from shardinv.exchange.collectives import (
 )
 from shardinv.exchange.communicator import Communicator, FailureSource
 from shardinv.exchange.errors import DisagreementError, RankError
-from shardinv.exchange.tensors import TensorSpec
+from shardinv.exchange.tensors import TensorSpec, crop
 from shardinv.exchange.verbs import (
     assemble,
     fan_out,
@@ -39,6 +39,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_tensors",
+    "crop",
     "fan_out",
     "fetch",
     "gather_boxes",

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from shardinv.exchange.communicator import Communicator, Stopwatch
-from shardinv.exchange.tensors import TensorSpec, as_bytes, as_real, plain
+from shardinv.exchange.tensors import TensorSpec, as_bytes, as_real, crop, plain
 from shardinv.geometry import Layout, Plan, balanced_cuts
 
 SMALL = 32 * 1024
@@ -124,7 +124,7 @@ def gather_boxes(
     sizes = [prod(lead) * sum(box.size for box in boxes) for boxes in layout]
 
     def regions(rank: int) -> list[torch.Tensor]:
-        return [whole[(..., *box.slices())] for box in layout[rank]]
+        return [crop(whole, box) for box in layout[rank]]
 
     nbytes = sum(sizes) * whole.element_size() * (comm.size - 1) // comm.size
     with comm.booked(operation, nbytes) as watch:
@@ -227,13 +227,13 @@ def move(
 
     def outgoing(peer: int) -> list[torch.Tensor]:
         return [
-            pieces[t.source_index][(..., *t.source_box.slices(sources[t.source_index]))]
+            crop(pieces[t.source_index], t.source_box, sources[t.source_index])
             for t in plan.between(rank, peer)
         ]
 
     def incoming(peer: int) -> list[torch.Tensor]:
         return [
-            results[t.target_index][(..., *t.target_box.slices(targets[t.target_index]))]
+            crop(results[t.target_index], t.target_box, targets[t.target_index])
             for t in plan.between(peer, rank)
         ]
 
@@ -248,7 +248,9 @@ def move(
         settle(rank, None)
         return results
     peers = [peer for peer in range(comm.size) if peer != rank]
-    sends = [(peer, _pack(outgoing(peer), dtype, comm)) for peer in peers if plan.between(rank, peer)]
+    sends = [
+        (peer, _pack(outgoing(peer), dtype, comm)) for peer in peers if plan.between(rank, peer)
+    ]
     receives = {
         peer: torch.empty(
             sum(region.numel() for region in incoming(peer)), dtype=dtype, device=comm.wire
@@ -282,9 +284,7 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, source: int = 0) -> torc
     return result
 
 
-def broadcast_tensors(
-    comm: Communicator, tensors: Sequence[torch.Tensor], source: int = 0
-) -> None:
+def broadcast_tensors(comm: Communicator, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
     """Give every rank the source's values of many tensors, in place, in one message."""
     if comm.alone or not tensors:
         return
@@ -335,9 +335,7 @@ def _everyone(
     return arrived
 
 
-def _pack(
-    regions: Sequence[torch.Tensor], dtype: torch.dtype, comm: Communicator
-) -> torch.Tensor:
+def _pack(regions: Sequence[torch.Tensor], dtype: torch.dtype, comm: Communicator) -> torch.Tensor:
     """Lay regions one after the other in a flat message, where the backend can send it from."""
     if len(regions) == 1 and regions[0].is_contiguous() and regions[0].device == comm.wire:
         return regions[0].reshape(-1)

@@ -7,6 +7,8 @@ from math import prod
 
 import torch
 
+from shardinv.geometry import Box
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -50,3 +52,18 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """A real view of a tensor, for sums, which no backend has for complex values."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def crop(tensor: torch.Tensor, box: Box, origin: Box | None = None) -> torch.Tensor:
+    """A view of the pixels of a box.
+
+    Parameters
+    ----------
+    tensor
+        ``(..., *spatial)``: its last axes are those of the box.
+    box
+        The pixels wanted.
+    origin
+        The box that the tensor holds; by default one that starts at 0.
+    """
+    return tensor[(Ellipsis, *box.slices(origin))]

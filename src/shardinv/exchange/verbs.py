@@ -32,7 +32,7 @@ from torch.autograd import Function
 
 from shardinv.exchange import collectives
 from shardinv.exchange.communicator import Communicator
-from shardinv.exchange.tensors import TensorSpec
+from shardinv.exchange.tensors import TensorSpec, crop
 from shardinv.geometry import Box, Layout, Plan
 
 Token = torch.Tensor
@@ -154,12 +154,12 @@ def _assemble(
 ) -> torch.Tensor:
     whole = spec.empty(comm.device)
     for piece, box in zip(pieces, layout[comm.rank], strict=True):
-        whole[(..., *box.slices())].copy_(piece)
+        crop(whole, box).copy_(piece)
     return collectives.gather_boxes(comm, whole, layout)
 
 
 def _cut(whole: torch.Tensor, boxes: Sequence[Box]) -> list[torch.Tensor]:
-    return [whole[(..., *box.slices())].contiguous() for box in boxes]
+    return [crop(whole, box).contiguous() for box in boxes]
 
 
 def _backward_name(block: str) -> str:

@@ -102,7 +102,7 @@ class DistributedDataFidelity(DataFidelity):
         *args: Any,
         gather: bool = True,
         **kwargs: Any,
-    ) -> torch.Tensor:
+    ) -> Any:
         """The value of the fidelity.
 
         Parameters
@@ -129,7 +129,11 @@ class DistributedDataFidelity(DataFidelity):
             return (value, denoised) if kwargs.get("get_model_outputs") else value
         return self._sum(
             lambda term, image, entry, op: term.forward(image, entry, op, *args, **kwargs),
-            x, y, physics, gather, "fn",
+            x,
+            y,
+            physics,
+            gather,
+            "fn",
         )
 
     def grad(
@@ -140,7 +144,7 @@ class DistributedDataFidelity(DataFidelity):
         *args: Any,
         gather: bool = True,
         **kwargs: Any,
-    ) -> torch.Tensor:
+    ) -> Any:
         """The gradient of the fidelity with respect to ``x``. Parameters as for :meth:`fn`.
 
         Returns
@@ -157,7 +161,11 @@ class DistributedDataFidelity(DataFidelity):
             return (gradient, denoised.detach()) if kwargs.get("get_model_outputs") else gradient
         return self._sum(
             lambda term, image, entry, op: _gradient(term, image, entry, op, args, kwargs),
-            x, y, physics, gather, "grad",
+            x,
+            y,
+            physics,
+            gather,
+            "grad",
         )
 
     def _sum(
@@ -177,7 +185,9 @@ class DistributedDataFidelity(DataFidelity):
             kind = physics.measurement_kind(y)
             # Some terms of DeepInverse leave a graph of their own behind, whoever asks.
             keep = torch.is_grad_enabled() and (
-                x.requires_grad or token.requires_grad or owned.token.requires_grad
+                x.requires_grad
+                or token.requires_grad
+                or owned.token.requires_grad
                 or any(p.requires_grad for t in self.terms.modules() for p in t.parameters())
             )
 
@@ -282,8 +292,13 @@ class DistributedDataFidelity(DataFidelity):
             return entry + shift.sign() * (shift.abs() - threshold).clamp(min=0)
 
         return dual_proximal(
-            x, physics.own(y), physics, prox_distance,
-            step=step, crit_conv=crit_conv, max_iter=max_iter,
+            x,
+            physics.own(y),
+            physics,
+            prox_distance,
+            step=step,
+            crit_conv=crit_conv,
+            max_iter=max_iter,
         )
 
     # -- the distance alone ------------------------------------------------------------------------

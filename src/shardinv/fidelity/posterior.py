@@ -66,13 +66,20 @@ def dps_value(
         def parts() -> Any:
             for index, op in physics.operators.local_items():
                 difference = op.A(image) - owned[index]
-                square = torch.linalg.vector_norm(
-                    difference, ord=2, dim=tuple(range(1, difference.ndim))
-                ) ** 2
-                yield square if term.guidance == "norm" else square / _variance(op, difference, sigma)
+                square = (
+                    torch.linalg.vector_norm(
+                        difference, ord=2, dim=tuple(range(1, difference.ndim))
+                    )
+                    ** 2
+                )
+                yield (
+                    square if term.guidance == "norm" else square / _variance(op, difference, sigma)
+                )
 
         total = physics.sum_parts(
-            parts(), token + owned.token, True,
+            parts(),
+            token + owned.token,
+            True,
             ("dps", term.guidance, TensorSpec.of(denoised)),
         )
     value = total.sqrt() if term.guidance == "norm" else total / 2

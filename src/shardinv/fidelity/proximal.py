@@ -47,6 +47,7 @@ def dual_proximal(
     the dual proximal-gradient step (Combettes, Dung, Vu, "Dualization of signal recovery problems",
     Set-Valued and Variational Analysis 18, 2010).
     """
+
     def difference(a: Measurement, b: Measurement) -> Measurement:
         return a - b
 

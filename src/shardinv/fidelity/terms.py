@@ -68,8 +68,7 @@ class Terms:
             self._factory = source
         else:
             raise TypeError(
-                "a fidelity, a list of them or a factory is needed, "
-                f"got a {type(source).__name__}"
+                f"a fidelity, a list of them or a factory is needed, got a {type(source).__name__}"
             )
         self._device = device
         self._factory_kwargs = factory_kwargs

@@ -105,9 +105,7 @@ class Box:
         )
 
     def __str__(self) -> str:
-        return "[" + ", ".join(
-            f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)
-        ) + "]"
+        return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
 
 
 def find_overlap(boxes: Iterable[Box]) -> tuple[int, int] | None:

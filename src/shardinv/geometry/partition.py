@@ -57,7 +57,9 @@ def balanced_cuts(length: int, parts: int, align: int = 1) -> tuple[int, ...]:
     return tuple(min(cut * align, length) for cut in cuts)
 
 
-def choose_mesh(shape: Sequence[int], ranks: int, halo: Sequence[int] | None = None) -> tuple[int, ...]:
+def choose_mesh(
+    shape: Sequence[int], ranks: int, halo: Sequence[int] | None = None
+) -> tuple[int, ...]:
     """Choose how many parts each axis is cut into, so that little surface lies between parts.
 
     Among all ways to write ``ranks`` as a product over the axes, takes the one whose largest part
@@ -79,7 +81,9 @@ def choose_mesh(shape: Sequence[int], ranks: int, halo: Sequence[int] | None = N
         if axes == 1:
             return [(n,)]
         return [
-            (d, *rest) for d in range(1, n + 1) if n % d == 0
+            (d, *rest)
+            for d in range(1, n + 1)
+            if n % d == 0
             for rest in factorisations(n // d, axes - 1)
         ]
 
@@ -156,9 +160,7 @@ class Partition:
             Boxes start at multiples of this (one number, or one for each axis).
         """
         aligns = (align,) * len(shape) if isinstance(align, int) else tuple(align)
-        cuts = [
-            balanced_cuts(n, m, a) for n, m, a in zip(shape, mesh, aligns, strict=True)
-        ]
+        cuts = [balanced_cuts(n, m, a) for n, m, a in zip(shape, mesh, aligns, strict=True)]
         intervals = [list(zip(c[:-1], c[1:], strict=True)) for c in cuts]
         boxes = []
         for cell in product(*intervals):
@@ -171,7 +173,9 @@ class Partition:
         """Number of boxes, empty ones included."""
         return len(self.boxes)
 
-    def windows(self, halo: Sequence[int], periodic: Sequence[bool] | None = None) -> tuple[Box, ...]:
+    def windows(
+        self, halo: Sequence[int], periodic: Sequence[bool] | None = None
+    ) -> tuple[Box, ...]:
         """Each rank's box with a halo, clipped to the image except along periodic axes.
 
         An empty box has an empty window.
@@ -179,13 +183,9 @@ class Partition:
         periodic = (False,) * len(self.shape) if periodic is None else tuple(periodic)
         limits = Box(
             tuple(-h if p else 0 for h, p in zip(halo, periodic, strict=True)),
-            tuple(
-                n + h if p else n for n, h, p in zip(self.shape, halo, periodic, strict=True)
-            ),
+            tuple(n + h if p else n for n, h, p in zip(self.shape, halo, periodic, strict=True)),
         )
-        return tuple(
-            box if box.is_empty else box.grow(halo) & limits for box in self.boxes
-        )
+        return tuple(box if box.is_empty else box.grow(halo) & limits for box in self.boxes)
 
     @property
     def imbalance(self) -> float:

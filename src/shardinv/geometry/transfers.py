@@ -34,8 +34,12 @@ class Transfer:
     def reversed(self) -> Transfer:
         """The same block on its way back, as the adjoint sends it."""
         return Transfer(
-            self.target_rank, self.target_index, self.target_box,
-            self.source_rank, self.source_index, self.source_box,
+            self.target_rank,
+            self.target_index,
+            self.target_box,
+            self.source_rank,
+            self.source_index,
+            self.source_box,
         )
 
 
@@ -66,7 +70,8 @@ class Plan:
     def pixels_sent(self, rank: int) -> int:
         """Pixels that ``rank`` sends to other ranks."""
         return sum(
-            t.source_box.size for t in self.transfers
+            t.source_box.size
+            for t in self.transfers
             if t.source_rank == rank and t.target_rank != rank
         )
 
@@ -93,8 +98,10 @@ def plan_transfers(
         If two sources overlap: a target's pixel would have two values.
     """
     held = [
-        (rank, index, box) for rank, boxes in enumerate(sources)
-        for index, box in enumerate(boxes) if not box.is_empty
+        (rank, index, box)
+        for rank, boxes in enumerate(sources)
+        for index, box in enumerate(boxes)
+        if not box.is_empty
     ]
     overlap = find_overlap(box for _, _, box in held)
     if overlap is not None:
@@ -114,8 +121,12 @@ def plan_transfers(
                     if not meet.is_empty:
                         transfers.append(
                             Transfer(
-                                source_rank, source_index, meet,
-                                target_rank, target_index, meet.shift(offset),
+                                source_rank,
+                                source_index,
+                                meet,
+                                target_rank,
+                                target_index,
+                                meet.shift(offset),
                             )
                         )
     return Plan(sources, targets, tuple(transfers))

@@ -94,8 +94,12 @@ class Ledger:
         rows = [("block", "operation", "calls", "MB sent", "s issued", "s waited")]
         rows += [
             (
-                e.block, e.operation, str(e.calls), f"{e.bytes_sent / 1e6:.3f}",
-                f"{e.seconds_issued:.3f}", f"{e.seconds_waited:.3f}",
+                e.block,
+                e.operation,
+                str(e.calls),
+                f"{e.bytes_sent / 1e6:.3f}",
+                f"{e.seconds_issued:.3f}",
+                f"{e.seconds_waited:.3f}",
             )
             for e in self._entries.values()
         ]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from deepinv.utils.tensorlist import TensorList
@@ -17,7 +17,7 @@ from deepinv.utils.tensorlist import TensorList
 from shardinv.exchange import Communicator, FirstUse, TensorSpec, gather_list
 
 T = TypeVar("T")
-Measurement = torch.Tensor | TensorList
+Measurement: TypeAlias = torch.Tensor | TensorList
 
 
 class RemoteEntryError(LookupError):
@@ -126,7 +126,9 @@ class OwnedList(list, Generic[T]):
 
     def __repr__(self) -> str:
         held = ", ".join(f"{index}: {entry!r}" for index, entry in self.local_items())
-        return f"{type(self).__name__}({len(self)} entries, on rank {self.ownership.rank}: {{{held}}})"
+        return (
+            f"{type(self).__name__}({len(self)} entries, on rank {self.ownership.rank}: {{{held}}})"
+        )
 
 
 class OwnedMeasurements(OwnedList[Measurement]):
@@ -152,7 +154,9 @@ class OwnedMeasurements(OwnedList[Measurement]):
         need not ask each other again. None where that isn't known.
     """
 
-    advice = "call .gather() for the full list on every rank, or use it through the distributed blocks"
+    advice = (
+        "call .gather() for the full list on every rank, or use it through the distributed blocks"
+    )
 
     def __init__(
         self,

@@ -6,13 +6,11 @@ steady state each call is one collective, or none where the measurements stay wi
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from deepinv.optim.linear import least_squares
-from deepinv.physics import LinearPhysics, Physics, StackedLinearPhysics, StackedPhysics
+from deepinv.physics import LinearPhysics, Physics, StackedPhysics
 from deepinv.utils.tensorlist import TensorList
 
 from shardinv.blocks import check_image
@@ -22,7 +20,6 @@ from shardinv.exchange import (
     FirstUse,
     TensorSpec,
     fan_out,
-    gather_list,
     sum_over_ranks,
 )
 from shardinv.geometry import imbalance
@@ -30,7 +27,8 @@ from shardinv.physics.measurements import Measurement, OwnedMeasurements, Owners
 from shardinv.physics.noise import common_seed, rank_zero_random, stream, stream_seed
 from shardinv.physics.operators import DealtOperators, OwnedOperators
 
-Measurements = TensorList | Sequence[Measurement] | OwnedMeasurements
+Measurements: TypeAlias = TensorList | Sequence[Measurement] | OwnedMeasurements
+"""What a block takes as measurements: a full list, or one that knows its owners."""
 
 
 class DistributedStackedPhysics(StackedPhysics):
@@ -87,7 +85,9 @@ class DistributedStackedPhysics(StackedPhysics):
         TensorList or OwnedMeasurements
         """
         if reduce_op is not None:
-            raise ValueError(f"measurements are not reduced: reduce_op must be None, got {reduce_op!r}")
+            raise ValueError(
+                f"measurements are not reduced: reduce_op must be None, got {reduce_op!r}"
+            )
         with self._work():
             owned = self._apply_all(x, lambda _, op, image: op.A(image, **kwargs), "A", kwargs)
             return owned.gather() if gather else owned
@@ -109,7 +109,9 @@ class DistributedStackedPhysics(StackedPhysics):
             Handed to every operator and noise model.
         """
         if reduce_op is not None:
-            raise ValueError(f"measurements are not reduced: reduce_op must be None, got {reduce_op!r}")
+            raise ValueError(
+                f"measurements are not reduced: reduce_op must be None, got {reduce_op!r}"
+            )
         base = common_seed(self.ctx)
 
         def measure(index: int, op: Physics, image: torch.Tensor) -> Measurement:
@@ -143,7 +145,7 @@ class DistributedStackedPhysics(StackedPhysics):
         with stream(stream_seed(base, index), self.ctx.device, rng):
             return op.noise(entry, **kwargs)
 
-    # -- vector-Jacobian products ------------------------------------------------------------------
+    # -- vector-Jacobian products ----------------------------------------------------------------
 
     def A_vjp(
         self,
@@ -166,11 +168,14 @@ class DistributedStackedPhysics(StackedPhysics):
         """
         return self._sum_images(
             lambda _, op, image, entry: op.A_vjp(image, entry, **kwargs),
-            x, v, gather and reduce_op is not None, "A_vjp",
+            x,
+            v,
+            gather and reduce_op is not None,
+            "A_vjp",
         )
 
     def A_jvp(self, x: torch.Tensor, v: torch.Tensor, gather: bool = True) -> Any:
-        r"""Apply the operators' Jacobians at ``x``, :math:`J_i(x) v`, by forward differentiation."""
+        r"""Apply the operators' Jacobians at ``x`` to ``v``, by forward differentiation."""
         with self._work():
             (shared,), token = fan_out(self.ctx.comm, v)
             owned = self._apply_all(
@@ -180,7 +185,7 @@ class DistributedStackedPhysics(StackedPhysics):
             return owned.gather() if gather else owned
 
     def compute_norm(self, x: torch.Tensor, verbose: bool = True) -> torch.Tensor:
-        r"""The norm :math:`\|J^\top J\|_2` of the stack's Jacobian at ``x``, by the power method."""
+        r"""The norm of :math:`J^\top J` for the stack's Jacobian at ``x``, by the power method."""
         with rank_zero_random(self.ctx, x):
             return super().compute_norm(x, verbose=verbose and self.ctx.is_main)
 
@@ -205,14 +210,15 @@ class DistributedStackedPhysics(StackedPhysics):
             after = _difference(self.A(x, gather=False), owned)
             squares = sum(
                 (t.detach().abs().double() ** 2).sum()
-                for _, entry in after.local_items() for t in entry_tensors(entry)
+                for _, entry in after.local_items()
+                for t in entry_tensors(entry)
             )
             total = torch.zeros((), dtype=torch.float64, device=self.ctx.device) + squares
             if self.ctx.all_reduce(total) / after.numel() < self.tol:
                 break
         return x.clone()
 
-    # -- parts -------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------
 
     def _work(self) -> Any:
         return self.ctx.ledger.block(self.block)
@@ -226,11 +232,13 @@ class DistributedStackedPhysics(StackedPhysics):
     ) -> OwnedMeasurements:
         spec = check_image(self.ctx, self.first_use, x)
         (image,), token = fan_out(self.ctx.comm, x)
-        entries = {
-            index: function(index, op, image) for index, op in self.operators.local_items()
-        }
+        entries = {index: function(index, op, image) for index, op in self.operators.local_items()}
         return OwnedMeasurements(
-            entries, self.ownership, self.ctx.comm, self.first_use, token,
+            entries,
+            self.ownership,
+            self.ctx.comm,
+            self.first_use,
+            token,
             key=(name, spec, _kind(kwargs)),
         )
 
@@ -339,13 +347,16 @@ class DistributedStackedPhysics(StackedPhysics):
         return self.operators.ownership
 
     def check_count(self, y: Any) -> None:
+        """Raise unless ``y`` is a list with a measurement for each operator."""
         if isinstance(y, torch.Tensor) or not hasattr(y, "__len__"):
             raise TypeError(
                 f"measurements of a stack are a list of {len(self)} tensors, "
                 f"got a {type(y).__name__}"
             )
         if len(y) != len(self):
-            raise ValueError(f"expected {len(self)} measurements, one for each operator, got {len(y)}")
+            raise ValueError(
+                f"expected {len(self)} measurements, one for each operator, got {len(y)}"
+            )
 
     def own(self, y: Measurements) -> OwnedMeasurements:
         """This rank's measurements of a list, full or owned, tied to autograd on every rank."""
@@ -388,7 +399,10 @@ class DistributedStackedPhysics(StackedPhysics):
 
         return OwnedMeasurements(
             {index: swap(entries[index]) for index in self.ownership.mine},
-            self.ownership, self.ctx.comm, self.first_use, token,
+            self.ownership,
+            self.ctx.comm,
+            self.first_use,
+            token,
         )
 
     def measurement_kind(self, y: Measurements) -> Hashable | None:
@@ -400,7 +414,7 @@ class DistributedStackedPhysics(StackedPhysics):
             TensorSpec.of(t) for entry in entries if entry is not None for t in entry_tensors(entry)
         )
 
-    # -- the rest of a stack -------------------------------------------------------------------------
+    # -- the rest of a stack ---------------------------------------------------------------------
 
     def set_noise_model(self, noise_model: Any, item: int = 0, **kwargs: Any) -> None:
         """Set the noise model of operator ``item``, on the rank that owns it."""
@@ -429,277 +443,6 @@ class DistributedStackedPhysics(StackedPhysics):
         return f"{type(self).__name__}(\n{self.describe()}\n)"
 
     __repr__ = __str__
-
-
-class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPhysics):
-    r"""A stack of linear operators, each applied on the rank that owns it.
-
-    As :class:`DistributedStackedPhysics`, and with what linear operators have. ``A_dagger`` and
-    ``compute_norm`` are those of the whole stack, as if it had not been distributed.
-
-    Parameters
-    ----------
-    ctx
-        The ranks.
-    dealt
-        The operators, dealt to the ranks.
-    reduction
-        How the adjoint combines the operators' images: ``"sum"``, ``"mean"`` or None (a list).
-    """
-
-    def __init__(
-        self, ctx: DistributedContext, dealt: DealtOperators, reduction: str | None = "sum"
-    ) -> None:
-        DistributedStackedPhysics.__init__(self, ctx, dealt)
-        if reduction not in ("sum", "mean", "none", None):
-            raise ValueError(f"reduction must be 'sum', 'mean' or None, got {reduction!r}")
-        self.reduction_name = None if reduction == "none" else reduction
-        with warnings.catch_warnings():
-            # DeepInverse warns of any reduction but a sum, and has done so for the stack given.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.reduction = StackedLinearPhysics([], reduction=reduction).reduction
-
-    def A_adjoint(
-        self,
-        y: Measurements,
-        gather: bool = True,
-        reduce_op: str | None = "sum",
-        **kwargs: Any,
-    ) -> Any:
-        r"""Apply the stack's adjoint, :math:`\sum_i A_i^\top y_i`, in one reduction.
-
-        Parameters
-        ----------
-        y
-            Measurements: a full list on every rank, or a list that knows its owner.
-        gather, reduce_op
-            ``gather=False`` or ``reduce_op=None`` leaves this rank's part, not summed over ranks.
-        **kwargs
-            Handed to every operator.
-
-        Returns
-        -------
-        torch.Tensor
-            Image ``(B, C, *spatial)`` (a list of one an operator with ``reduction=None``).
-
-        Raises
-        ------
-        ValueError
-            If there are more or fewer measurements than operators, or one is on another device.
-        """
-        return self._sum_images(
-            lambda _, op, __, entry: op.A_adjoint(entry, **kwargs),
-            None, y, gather and reduce_op is not None, "A_adjoint",
-        )
-
-    def A_vjp(
-        self,
-        x: torch.Tensor,
-        v: Measurements,
-        gather: bool = True,
-        reduce_op: str | None = "sum",
-        **kwargs: Any,
-    ) -> Any:
-        """The adjoint: a linear operator is its own Jacobian."""
-        return self.A_adjoint(v, gather=gather, reduce_op=reduce_op, **kwargs)
-
-    def A_adjoint_A(
-        self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
-    ) -> Any:
-        r"""Apply :math:`\sum_i A_i^\top A_i`: no measurement leaves its rank, one reduction in all."""
-        return self._sum_images(
-            lambda _, op, image, __: op.A_adjoint_A(image, **kwargs),
-            x, None, gather and reduce_op is not None, "A_adjoint_A",
-        )
-
-    def A_A_adjoint(self, y: Measurements, gather: bool = True, **kwargs: Any) -> Any:
-        r"""Apply :math:`A A^\top` to measurements."""
-        return self.A(self.A_adjoint(y, **kwargs), gather=gather, **kwargs)
-
-    def _reduce_images(
-        self, parts: Iterable[torch.Tensor], token: torch.Tensor, reduce: bool, key: Hashable | None
-    ) -> Any:
-        if self.reduction_name is None:
-            tensors = list(parts)
-            if not reduce:
-                return tensors
-            told = self.first_use.facts(
-                "the shapes of the adjoints", key, [TensorSpec.of(t) for t in tensors]
-            )
-            images = gather_list(self.ctx.comm, tensors, told, token)
-            order = [index for hand in self.ownership.hands for index in hand]
-            return [image for _, image in sorted(zip(order, images, strict=True), key=lambda p: p[0])]
-        total = self.sum_parts(parts, token, reduce, key)
-        return total / len(self) if self.reduction_name == "mean" else total
-
-    # -- norms and inverses of the whole stack -------------------------------------------------------
-
-    def compute_sqnorm(
-        self,
-        x0: torch.Tensor,
-        *,
-        max_iter: int = 100,
-        tol: float = 1e-3,
-        verbose: bool = True,
-        rng: torch.Generator | None = None,
-        local_only: bool = False,
-        gather: bool = True,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        r"""The squared norm :math:`\|\sum_i A_i^\top A_i\|_2` of the stack, by the power method.
-
-        Parameters
-        ----------
-        x0
-            An image of the shape, type and device wanted; its values are not used.
-        max_iter, tol, verbose
-            Of the power method.
-        rng
-            As in DeepInverse, accepted and not used.
-        local_only
-            Return the *upper bound* :math:`\sum_i \|A_i\|^2` instead, which needs one small
-            message in all but may be larger than the norm by a factor of the number of operators.
-        gather
-            For compatibility: with ``local_only``, False leaves this rank's part of the bound.
-        **kwargs
-            Handed to every operator.
-
-        Returns
-        -------
-        torch.Tensor
-            A number, the same on every rank.
-        """
-        if not local_only:
-            with rank_zero_random(self.ctx, x0):
-                return LinearPhysics.compute_sqnorm(
-                    self, x0, max_iter=max_iter, tol=tol,
-                    verbose=verbose and self.ctx.is_main, **kwargs,
-                )
-        bound = torch.zeros((), device=self.ctx.device, dtype=x0.real.dtype)
-        with rank_zero_random(self.ctx, x0):
-            for _, operator in self.operators.local_items():
-                bound = bound + operator.compute_sqnorm(
-                    x0, max_iter=max_iter, tol=tol, verbose=False, **kwargs
-                )
-        if gather:
-            self.ctx.all_reduce(bound)
-        return bound / len(self) if self.reduction_name == "mean" else bound
-
-    def A_dagger(
-        self,
-        y: Measurements,
-        solver: str = "CG",
-        max_iter: int | None = None,
-        tol: float | None = None,
-        verbose: bool = False,
-        *,
-        local_only: bool = False,
-        gather: bool = True,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        r"""Solve the least-squares problem of the whole stack, :math:`\min_x \sum_i\|A_i x - y_i\|^2`.
-
-        Parameters
-        ----------
-        y
-            Measurements.
-        solver, max_iter, tol, verbose
-            As in DeepInverse; CG, minres and BiCGStab send one image an iteration and no
-            measurement.
-        local_only
-            Return the mean of the operators' own pseudo-inverses instead: an *approximation*, with
-            one reduction in all, which is the solution only where the operators agree.
-        gather
-            For compatibility; with ``local_only``, False leaves this rank's part of the sum.
-        """
-        if local_only:
-            mean = self._sum_images_plainly(
-                lambda op, entry: op.A_dagger(entry, solver=solver, max_iter=max_iter, tol=tol, **kwargs),
-                y, gather,
-            )
-            return mean / len(self)
-        self._remember(solver, max_iter, tol)
-        return self._least_squares(y, None, 1e8, verbose, **kwargs)
-
-    def prox_l2(
-        self,
-        z: torch.Tensor | float | None,
-        y: Measurements,
-        gamma: float | torch.Tensor,
-        solver: str = "CG",
-        max_iter: int | None = None,
-        tol: float | None = None,
-        verbose: bool = False,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        r"""Solve :math:`\min_x \frac\gamma2 \sum_i\|A_i x - y_i\|^2 + \frac12\|x - z\|^2`.
-
-        Parameters
-        ----------
-        z
-            Image, or a number that fills one.
-        y
-            Measurements.
-        gamma
-            Step, above 0; a number, or one for each batch entry.
-        solver, max_iter, tol, verbose
-            As in DeepInverse.
-        """
-        self._remember(solver, max_iter, tol)
-        if not isinstance(z, torch.Tensor):
-            z = torch.full_like(self.A_adjoint(y), 0.0 if z is None else float(z))
-        return self._least_squares(y, z, gamma, verbose, **kwargs)
-
-    def _remember(self, solver: str | None, max_iter: int | None, tol: float | None) -> None:
-        # DeepInverse keeps the last options given, and solvers count on it.
-        self.solver = solver if solver is not None else self.solver
-        self.max_iter = max_iter if max_iter is not None else self.max_iter
-        self.tol = tol if tol is not None else self.tol
-
-    def _least_squares(
-        self,
-        y: Measurements,
-        z: torch.Tensor | None,
-        gamma: float | torch.Tensor,
-        verbose: bool,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        self.check_count(y)
-        if self.reduction_name is None:
-            raise ValueError(
-                "a stack with reduction=None has no least-squares solution: its adjoint is a list. "
-                "Use reduction='sum'"
-            )
-        if self.solver == "lsqr" and isinstance(y, OwnedMeasurements):
-            # The one solver that works on measurements, not on images alone.
-            y = y.gather()
-        if not isinstance(y, (TensorList, OwnedMeasurements)):
-            y = TensorList(list(y))
-        start = torch.zeros_like(self.A_adjoint(y)) if z is None else z
-        return least_squares(
-            self.A, self.A_adjoint, y, z=start, init=start, gamma=gamma,
-            AAT=self.A_A_adjoint, ATA=self.A_adjoint_A, parallel_dim=[0],
-            solver=self.solver, max_iter=self.max_iter, tol=self.tol,
-            verbose=verbose and self.ctx.is_main, **kwargs,
-        )
-
-    def _sum_images_plainly(
-        self,
-        function: Callable[[Any, Measurement], torch.Tensor],
-        y: Measurements,
-        reduce: bool,
-    ) -> torch.Tensor:
-        with self._work():
-            owned = self.own(y)
-            parts = (function(self.operators[index], entry) for index, entry in owned.local_items())
-            return self.sum_parts(parts, owned.token, reduce, None)
-
-
-def reduction_of(stack: StackedPhysics) -> str | None:
-    """The name of a stack's reduction, which DeepInverse keeps as a function only."""
-    reduction = getattr(stack, "reduction", sum)
-    outcome = reduction([2.0, 4.0])
-    return {6.0: "sum", 3.0: "mean"}.get(outcome) if isinstance(outcome, float) else None
 
 
 def _difference(a: OwnedMeasurements, b: OwnedMeasurements) -> OwnedMeasurements:

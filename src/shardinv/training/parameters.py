@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from shardinv.context import DistributedContext
 from shardinv.exchange import all_reduce, broadcast_tensors
 
 
-def average_gradients(parameters: Sequence[nn.Parameter], ctx: DistributedContext) -> None:
+def average_gradients(
+    parameters: Sequence[nn.Parameter], ctx: DistributedContext
+) -> list[RemovableHandle]:
     """Give all ranks rank 0's values, and average the gradients over the ranks from then on.
 
     For a parameter that each rank uses on data of its own. Parameters inside a distributed block
@@ -24,15 +27,19 @@ def average_gradients(parameters: Sequence[nn.Parameter], ctx: DistributedContex
         The same ones, in the same order, on every rank.
     ctx
         The ranks.
+
+    Returns
+    -------
+    list of RemovableHandle
+        Ends the averaging: ``handle.remove()`` for each.
     """
     with ctx.ledger.block("parameters"):
         broadcast_tensors(ctx.comm, [parameter.data for parameter in parameters])
     if ctx.comm.alone:
-        return
+        return []
 
     def average(gradient: torch.Tensor) -> torch.Tensor:
         with ctx.ledger.block("parameters (backward)"):
             return all_reduce(ctx.comm, gradient.clone(), "mean")
 
-    for parameter in parameters:
-        parameter.register_hook(average)
+    return [parameter.register_hook(average) for parameter in parameters]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from deepinv.optim import BaseOptim, DataFidelity
 from deepinv.optim.prior import Prior
@@ -45,5 +46,5 @@ def distribute_unrolled(
     return model
 
 
-def _entries(given: object) -> list:
+def _entries(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple, nn.ModuleList)) else [given]
