@@ -145,7 +145,8 @@ def distribute(
     unknown = sorted(set(options) - set(_DEFAULTS))
     if unknown:
         raise TypeError(
-            f"distribute() has no option {', '.join(unknown)}; it has {', '.join(sorted(_DEFAULTS))}"
+            f"distribute() has no option {', '.join(unknown)}; "
+            f"it has {', '.join(sorted(_DEFAULTS))}"
         )
     if not isinstance(ctx, DistributedContext):
         raise TypeError(f"ctx must be a shardinv.DistributedContext, got a {type(ctx).__name__}")
@@ -174,13 +175,13 @@ def distribute(
         return _distribute_network(module, ctx, tiling, given)
 
     if kind == "prior":
-        return distribute_prior(object, network, tiled)
+        return distribute_prior(object, ctx, network, tiled)
     if kind == "module":
         return distribute_unrolled(
             object,
             ctx,
             lambda term: _distribute_fidelity(term, ctx, _DEFAULTS),
-            lambda prior: distribute_prior(prior, network, tiled=False),
+            lambda prior: distribute_prior(prior, ctx, network, tiled=False),
         )
     if not isinstance(object, nn.Module):
         object = object(ctx.rank, ctx.device, given["factory_kwargs"])

@@ -49,17 +49,37 @@ def check_image(
         "They must be the same on every rank",
     )
     if ctx.debug and not ctx.comm.alone:
-        _check_values(ctx, what, x)
+        check_values(
+            ctx,
+            what,
+            x,
+            hint="A replicated image must be the same on every rank: draw random numbers with the "
+            "same seed (DistributedContext(seed=..., seed_offset=False)) or broadcast it "
+            "(ctx.broadcast(x))",
+        )
     return spec
 
 
-def _check_values(ctx: DistributedContext, what: str, x: torch.Tensor) -> None:
-    values = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
-    values = values.double()
+def check_values(
+    ctx: DistributedContext,
+    what: str,
+    *tensors: torch.Tensor,
+    hint: str = "They must be the same on every rank",
+) -> None:
+    """Compare the values of tensors between ranks, by their sums: for the debug mode, it is slow.
+
+    Raises
+    ------
+    DisagreementError
+        If another rank's have another sum, or another sum of magnitudes, to nine digits.
+    """
+    total = torch.zeros(2, dtype=torch.float64, device=ctx.device)
+    for tensor in tensors:
+        values = tensor.detach().resolve_conj()
+        values = (torch.view_as_real(values) if values.is_complex() else values).double()
+        total += torch.stack([values.sum(), values.abs().sum()]).to(total.device)
     ctx.check_same(
         f"the sum and absolute sum of the values of {what}",
-        tuple(f"{float(number):.9e}" for number in (values.sum(), values.abs().sum())),
-        "A replicated image must be the same on every rank: draw random numbers with the same "
-        "seed (DistributedContext(seed=..., seed_offset=False)) or broadcast it "
-        "(ctx.broadcast(x))",
+        tuple(f"{number:.9e}" for number in total.tolist()),
+        hint,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from datetime import timedelta
@@ -11,9 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardinv.context.environment import Launch, detect_launch
-from shardinv.context.failure import FailureWatch, meet
+from shardinv.context.failure import FailureWatch
 from shardinv.exchange import Communicator, agree, all_reduce, barrier, broadcast, publish
 from shardinv.geometry import deal
 from shardinv.ledger import Ledger
@@ -115,7 +117,7 @@ class DistributedContext:
         self._group_given = process_group
         self._owns_group = False
         self._watch: FailureWatch | None = None
-        self._store: dist.Store | None = None
+        self._store: Store | None = None
         self.rank = 0
         self.world_size = 1
         self.local_rank = 0
@@ -147,21 +149,21 @@ class DistributedContext:
         trace: TracebackType | None,
     ) -> None:
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-        if failed and error is not None:
-            if self._watch is not None:
-                self._watch.report(error)
-        elif self._watch is not None and self._store is not None:
+        watch, self._watch = self._watch, None
+        if watch is not None and failed and error is not None:
+            watch.report(error)
+        elif watch is not None:
             try:
-                meet(self._store, self.world_size, self.timeout)
+                watch.meet(self.timeout)
             finally:
-                self._watch.stop()
-        self._watch = None
+                watch.stop()
         if self._owns_group and (self.cleanup or failed) and dist.is_initialized():
-            if failed:
-                _abandon_group()
-            else:
-                dist.destroy_process_group()
+            # Broken connections wake the ranks that wait for this one; they find its message.
+            self.comm.group = None
+            _abandon_group() if failed else dist.destroy_process_group()
             self._owns_group = False
+        if watch is not None and failed:
+            watch.linger()
 
     def _choose_device(self, launch: Launch) -> bool:
         """Choose this rank's device; returns whether every process of the node has its own GPU."""
@@ -209,7 +211,7 @@ class DistributedContext:
         name = str(group.group_name)
         number = _contexts_of_group[name] = _contexts_of_group.get(name, -1) + 1
         store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(f"shardinv/{name}/{number}", store)
+        self._store = PrefixStore(f"shardinv/{name}/{number}", store)
         self._watch = FailureWatch(
             self._store, self.rank, self.world_size, owns_process=self._owns_group
         )
@@ -266,9 +268,7 @@ class DistributedContext:
         """Wait until every rank is here."""
         barrier(self.comm)
 
-    def all_reduce(
-        self, x: torch.Tensor, op: dist.ReduceOp | str = dist.ReduceOp.SUM
-    ) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """Combine ``x`` over the ranks, in place, and return it.
 
         Parameters
@@ -309,7 +309,7 @@ class DistributedContext:
         return torch.stack([row[0] for row in rows])
 
     def all_gather_object(self, obj_list: list[Any], obj: Any) -> None:
-        """Fill ``obj_list``, of one entry a rank, with every rank's ``obj`` (anything that pickles)."""
+        """Fill ``obj_list``, of one entry a rank, with every rank's ``obj``."""
         obj_list[:] = publish(self.comm, "an object to gather", obj)
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
@@ -373,12 +373,13 @@ def _one_gpu_each() -> bool:
 
 
 def _abandon_group() -> None:
-    """Break the connections so that no rank waits for this one, without waiting for any."""
-    group = dist.group.WORLD
-    try:
-        if group is not None and dist.get_backend() == "nccl":
-            group.abort()
+    """Break the connections so that no rank waits for this one, without waiting for any.
+
+    NCCL's are aborted. Gloo's close when nothing refers to the group any more.
+    """
+    # The process is ending on an error of its own, which is the one to be shown.
+    with contextlib.suppress(Exception):
+        if dist.get_backend() == "nccl" and dist.group.WORLD is not None:
+            dist.group.WORLD.abort()
+    with contextlib.suppress(Exception):
         dist.destroy_process_group()
-    except Exception:
-        # The process is ending on an error of its own, which is the one to be shown.
-        pass

@@ -8,6 +8,7 @@ not come.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -15,12 +16,14 @@ import time
 import traceback
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from shardinv.exchange import RankError
 
 _FAILURE = "failure"
 _ENDED = "ended"
+_LEAVING = "leaving"
+_LEFT = "left"
 
 
 class FailureWatch:
@@ -41,16 +44,16 @@ class FailureWatch:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         rank: int,
         world_size: int,
         *,
         owns_process: bool,
         grace: float = 5.0,
     ) -> None:
+        # The thread shares the store's connection with the main thread, whose waits there are
+        # short: a second connection for every rank would double the load on rank 0.
         self._store = store
-        # The main thread's waits hold the store's connection; the thread needs one of its own.
-        self._look = store.clone()
         self.rank = rank
         self.world_size = world_size
         self._owns_process = owns_process
@@ -78,31 +81,64 @@ class FailureWatch:
                 return message
             time.sleep(0.05)
 
-    def report(self, error: BaseException, linger: float = 3.0) -> None:
-        """Tell the other ranks that this one failed, and give them a moment to read it.
-
-        The store lives in rank 0: were it to leave at once, the message would leave with it.
-        """
+    def report(self, error: BaseException) -> None:
+        """Tell the other ranks that this one failed, unless it did so because another had."""
         self.stop()
+        if isinstance(error, RankError):
+            return
+        text = "".join(traceback.format_exception(error)).rstrip()
         try:
-            if not isinstance(error, RankError):
-                text = "".join(traceback.format_exception(error)).rstrip()
-                self._store.compare_set(_FAILURE, "", f"rank {self.rank} failed:\n{text}")
-            ended = self._store.add(_ENDED, 1)
-            deadline = time.monotonic() + linger
-            while ended < self.world_size and time.monotonic() < deadline:
-                time.sleep(0.05)
-                ended = self._store.add(_ENDED, 0)
+            self._store.compare_set(_FAILURE, "", f"rank {self.rank} failed:\n{text}")
         except Exception as lost:
             print(
                 f"shardinv: rank {self.rank} could not tell the other ranks of its failure: {lost}",
                 file=sys.stderr,
             )
 
+    def linger(self, seconds: float = 3.0) -> None:
+        """Stay until the other ranks have ended too, or for some seconds.
+
+        The store lives in rank 0: were it to leave at once, the message would leave with it.
+        """
+        deadline = time.monotonic() + seconds
+        # The store may be gone already, with rank 0: there is nobody left to wait for then.
+        with contextlib.suppress(Exception):
+            ended = self._store.add(_ENDED, 1)
+            while ended < self.world_size and time.monotonic() < deadline:
+                time.sleep(0.05)
+                ended = self._store.add(_ENDED, 0)
+
+    def meet(self, timeout: timedelta) -> None:
+        """Wait until every rank has come to the end of the program, without a collective.
+
+        A rank that is still in a collective would take a barrier's message for its own.
+
+        Raises
+        ------
+        RankError
+            If a rank failed, or does not come in time.
+        """
+        if self._store.add(_LEAVING, 1) == self.world_size:
+            self._store.set(_LEFT, "")
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            try:
+                self._store.wait([_LEFT], timedelta(milliseconds=500))
+                return
+            except Exception as error:  # its type differs between versions of torch
+                reason = self._read()
+                if reason is not None:
+                    raise RankError(reason) from error
+                if time.monotonic() > deadline:
+                    raise RankError(
+                        f"only {self._store.add(_LEAVING, 0)} of {self.world_size} ranks reached "
+                        f"the end of the program within {timeout.total_seconds():.0f} s"
+                    ) from error
+
     def _read(self) -> str | None:
         try:
-            if self._look.check([_FAILURE]):
-                return self._look.get(_FAILURE).decode()
+            if self._store.check([_FAILURE]):
+                return self._store.get(_FAILURE).decode()
         except Exception:
             # The store went with rank 0.
             return "rank 0, which holds the ranks' meeting point, is gone"
@@ -117,29 +153,6 @@ class FailureWatch:
                 return
             print(f"shardinv: rank {self.rank} ends because {message}", file=sys.stderr, flush=True)
             try:
-                self._look.add(_ENDED, 1)
+                self._store.add(_ENDED, 1)
             finally:
                 os._exit(1)
-
-
-def meet(store: dist.Store, world_size: int, timeout: timedelta) -> None:
-    """Wait until every rank is here, without a collective.
-
-    Used at the end of a run: a rank that is still in a collective would take a barrier's message
-    for its own.
-
-    Raises
-    ------
-    RankError
-        If a rank does not come in time.
-    """
-    here = store.add("leaving", 1)
-    if here == world_size:
-        store.set("left", "")
-    try:
-        store.wait(["left"], timeout)
-    except Exception as error:
-        raise RankError(
-            f"only {store.add('leaving', 0)} of {world_size} ranks reached the end of the program "
-            f"within {timeout.total_seconds():.0f} s"
-        ) from error

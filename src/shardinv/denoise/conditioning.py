@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shardinv.exchange import crop
 from shardinv.geometry import Box
 
 
@@ -38,7 +39,10 @@ def cut_argument(value: Any, image_shape: Sequence[int], windows: Sequence[Box])
     if (
         isinstance(value, list)
         and len(value) == batch
-        and all(isinstance(entry, (int, float)) for entry in value)
+        and all(
+            isinstance(entry, (int, float)) or (isinstance(entry, torch.Tensor) and not entry.ndim)
+            for entry in value
+        )
     ):
         return value * len(windows)
     if not isinstance(value, torch.Tensor) or value.ndim == 0:
@@ -52,18 +56,7 @@ def cut_argument(value: Any, image_shape: Sequence[int], windows: Sequence[Box])
                 f"an argument of shape {tuple(value.shape)} goes with an image of shape "
                 f"{tuple(image_shape)}: its spatial axes must be the image's, or of length 1"
             )
-        parts = [
-            value[
-                (
-                    ...,
-                    *(
-                        slice(None) if n == 1 else cut
-                        for n, cut in zip(spatial, window.slices(), strict=True)
-                    ),
-                )
-            ]
-            for window in windows
-        ]
+        parts = [crop(value, _on_axes(window, spatial)) for window in windows]
     elif value.shape[0] == batch:
         parts = [value] * len(windows)
     if len(parts) < len(windows):
@@ -72,3 +65,11 @@ def cut_argument(value: Any, image_shape: Sequence[int], windows: Sequence[Box])
         # One for the whole batch: for several windows it must be one for each image.
         parts = [part.expand(batch, *part.shape[1:]) for part in parts]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _on_axes(window: Box, spatial: Sequence[int]) -> Box:
+    """The window on a tensor some of whose axes have length one and are not cut."""
+    return Box(
+        tuple(0 if n == 1 else start for n, start in zip(spatial, window.start, strict=True)),
+        tuple(1 if n == 1 else stop for n, stop in zip(spatial, window.stop, strict=True)),
+    )

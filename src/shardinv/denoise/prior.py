@@ -8,11 +8,16 @@ from collections.abc import Callable
 from deepinv.optim.prior import Prior
 from torch import nn
 
+from shardinv.context import DistributedContext
 from shardinv.denoise.processing import DistributedProcessing
+from shardinv.exchange import broadcast_tensors
 
 
 def distribute_prior(
-    prior: Prior, distribute_network: Callable[[nn.Module], DistributedProcessing], tiled: bool
+    prior: Prior,
+    ctx: DistributedContext,
+    distribute_network: Callable[[nn.Module], DistributedProcessing],
+    tiled: bool,
 ) -> Prior:
     """A prior of the same class whose network runs on tiles.
 
@@ -21,7 +26,10 @@ def distribute_prior(
     prior
         ``PnP``, ``RED``, ``ScorePrior`` or any other with a ``denoiser``; or an explicit one (total
         variation, Tikhonov, l1, wavelets), which is exact as it is: every rank holds the whole
-        image and evaluates it alike, without a message.
+        image and evaluates it alike, without a message. It is put on the rank's device, with rank
+        0's weights if it has any.
+    ctx
+        The ranks.
     distribute_network
         Makes the block from the network.
     tiled
@@ -40,6 +48,9 @@ def distribute_prior(
                 f"{type(prior).__name__} has no network to run on tiles; distribute it without "
                 "patch_size, overlap and the other tile options, and every rank evaluates it whole"
             )
+        prior.to(ctx.device)
+        with ctx.ledger.block("prior"):
+            broadcast_tensors(ctx.comm, [*prior.parameters(), *prior.buffers()])
         return prior
     if isinstance(network, DistributedProcessing):
         return prior

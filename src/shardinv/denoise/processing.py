@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from deepinv.models import Denoiser
 from torch import nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from shardinv.blocks import check_image, share_state
+from shardinv.blocks import check_image, check_values, share_state
 from shardinv.context import DistributedContext
 from shardinv.denoise.conditioning import cut_argument
 from shardinv.denoise.strides import network_stride
@@ -84,7 +85,7 @@ class TilingOptions:
             raise ValueError(f"stride must be at least 1 pixel, got {self.stride}")
 
     def tiled_axes(self, ndim: int) -> tuple[int, ...]:
-        """The axes that are cut, of an image with ``ndim`` axes, increasing."""
+        """The axes that are cut, of an image with ``ndim`` axes, in the order given."""
         if self.tiling_dims is None:
             return tuple(range(2, ndim))
         given = (
@@ -256,7 +257,8 @@ class DistributedProcessing(Denoiser):
                         pieces.append(core)
                         continue
                     if whole is None:
-                        whole = core.new_empty((*core.shape[:2], *spec.shape[2:]))
+                        shape = (*core.shape[:2], *spec.shape[2:])
+                        whole = core.new_empty(shape) if gather else core.new_zeros(shape)
                     crop(whole, box).copy_(core)
             mine = pieces[0] if pieces else whole
             result = self._result_spec(spec, args, kwargs, mine)
@@ -265,10 +267,8 @@ class DistributedProcessing(Denoiser):
                     return self._spread(pieces, schedule, result, token)
                 return assemble(comm, pieces, schedule.layout, result, token)
             if whole is None:
-                whole = result.empty(self.ctx.device)
-            if not gather:
-                return self._only_mine(whole, schedule)
-            return gather_boxes(comm, whole, schedule.layout)
+                whole = result.empty(self.ctx.device).zero_()
+            return gather_boxes(comm, whole, schedule.layout) if gather else whole
 
     def _enter(
         self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -279,18 +279,15 @@ class DistributedProcessing(Denoiser):
             if torch.is_grad_enabled() and isinstance(self.processor, nn.Module)
             else {}
         )
-        names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
-        places = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor)]
-        shared, token = fan_out(
-            self.ctx.comm,
-            x,
-            *(args[p] for p in places),
-            *(kwargs[n] for n in names),
-            *weights.values(),
-        )
+        leaves, structure = tree_flatten((args, kwargs))
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaves[place] for place in places]
+        self._check_inputs(tensors, weights)
+        shared, token = fan_out(self.ctx.comm, x, *tensors, *weights.values())
         image, rest = shared[0], iter(shared[1:])
-        args = tuple(next(rest) if place in places else value for place, value in enumerate(args))
-        kwargs = {**kwargs, **{name: next(rest) for name in names}}
+        for place in places:
+            leaves[place] = next(rest)
+        args, kwargs = tree_unflatten(leaves, structure)
         if not weights:
             return self.processor, image, args, kwargs, token
         # The network runs with this call's own handles of its weights, whose partial gradients
@@ -318,7 +315,8 @@ class DistributedProcessing(Denoiser):
         windows = [tile.window for tile in batch]
         size = image.shape[0]
         views = [crop(image, window) for window in windows]
-        stacked = torch.cat(views) if len(views) > 1 else views[0].contiguous()
+        # A copy also of a single window: a network that works in place must not change the image.
+        stacked = torch.cat(views)
         cut_args = [cut_argument(value, image.shape, windows) for value in args]
         cut_kwargs = {n: cut_argument(value, image.shape, windows) for n, value in kwargs.items()}
         if recompute:
@@ -334,7 +332,7 @@ class DistributedProcessing(Denoiser):
             output = call(stacked, *cut_args, **cut_kwargs)
         if not isinstance(output, torch.Tensor):
             raise ValueError(
-                f"the network gives a {type(output).__name__}; a network on tiles must give one image"
+                f"the network gives a {type(output).__name__}; on tiles it must give one image"
             )
         if output.shape[0] != stacked.shape[0] or output.shape[2:] != stacked.shape[2:]:
             raise ValueError(
@@ -346,9 +344,39 @@ class DistributedProcessing(Denoiser):
                 "a gradient was asked for, and the network's output has none: it would be lost. "
                 "Call it under torch.no_grad() if that is what you want"
             )
+        if not tracked and output.requires_grad:
+            output = self._without_graph(output)
         for number, tile in enumerate(batch):
             own = output[number * size : (number + 1) * size]
             yield crop(own, tile.core, tile.window), tile.core
+
+    def _check_inputs(
+        self, tensors: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
+    ) -> None:
+        needed = torch.is_grad_enabled()
+        self.first_use.same(
+            "which arguments and weights of the network need a gradient",
+            (tuple(needed and t.requires_grad for t in tensors), tuple(weights)),
+            "They must be the same on every rank",
+        )
+        if self.ctx.debug and not self.ctx.comm.alone:
+            state = self.state_dict().values()
+            check_values(self.ctx, "the network's arguments", *tensors)
+            check_values(self.ctx, "the network's weights", *state)
+
+    def _without_graph(self, output: torch.Tensor) -> torch.Tensor:
+        """What to do with an output that has a gradient though no input and no weight needs one.
+
+        A module that differentiates inside (a gradient-step network) leaves such a graph behind; it
+        is dropped. A function may have it from weights that it closes over.
+        """
+        if isinstance(self.processor, nn.Module):
+            return output.detach()
+        raise RuntimeError(
+            "the function's output needs a gradient of tensors that are not its arguments, and it "
+            "would be lost. Make it an nn.Module that has them as parameters, or call it under "
+            "torch.no_grad()"
+        )
 
     def _result_spec(
         self,
@@ -393,12 +421,6 @@ class DistributedProcessing(Denoiser):
         for piece, box in zip(pieces, schedule.layout[self.ctx.rank], strict=True):
             crop(whole, box).copy_(piece)
         return whole
-
-    def _only_mine(self, whole: torch.Tensor, schedule: _Schedule) -> torch.Tensor:
-        kept = torch.zeros_like(whole)
-        for box in schedule.layout[self.ctx.rank]:
-            crop(kept, box).copy_(crop(whole, box))
-        return kept
 
     # -- the tiles -------------------------------------------------------------------------------
 
@@ -463,6 +485,7 @@ class DistributedProcessing(Denoiser):
         return "\n".join(lines)
 
     def extra_repr(self) -> str:
+        """What ``repr`` shows of the block."""
         return self.describe()
 
 

@@ -46,7 +46,7 @@ def publish(comm: Communicator, what: str, value: Any) -> list[Any]:
     if comm.alone or comm.store is None:
         return [value]
     number, comm.agreements = comm.agreements, comm.agreements + 1
-    comm.store.set(f"fact/{number}/{comm.rank}", pickle.dumps((what, value)))
+    comm.store.set(f"fact/{number}/{comm.rank}", pickle.dumps((what, value)))  # type: ignore[arg-type]
     answers = []
     deadline = time.monotonic() + min(_PATIENCE, comm.timeout).total_seconds()
     for rank in range(comm.size):

@@ -8,6 +8,7 @@ run); gloo's own serve small messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -19,6 +20,9 @@ from shardinv.geometry import Layout, Plan, balanced_cuts
 
 SMALL = 32 * 1024
 """Bytes below which gloo's own all-reduce is used: latency, not bandwidth, decides there."""
+
+# Newer versions of torch deprecate the older of the two names.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
@@ -40,6 +44,10 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> tor
     """
     if op not in _REDUCTIONS:
         raise ValueError(f"op must be one of {sorted(_REDUCTIONS)}, got {op!r}")
+    if op in ("max", "min") and tensor.is_complex():
+        raise TypeError(f"complex numbers have no order: the {op} of {tensor.dtype} is undefined")
+    if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise TypeError(f"a mean needs floating-point numbers, got {tensor.dtype}; use op='sum'")
     result = plain(tensor)
     if comm.alone:
         return result
@@ -51,8 +59,7 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> tor
         else:
             wired = flat.to(comm.wire)
             work = dist.all_reduce(wired, _REDUCTIONS[op], group=comm.group, async_op=True)
-            watch.issued()
-            work.wait()
+            _wait(work, watch)
             if wired is not flat:
                 flat.copy_(wired)
     if op == "mean":
@@ -72,7 +79,7 @@ _REDUCTIONS = {
 def _sum_by_sends(comm: Communicator, flat: torch.Tensor, watch: Stopwatch) -> None:
     """Sum in two rounds: every rank sums one slice of all, then sends its sum to all."""
     cuts = balanced_cuts(flat.numel(), comm.size)
-    slices = [slice(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    slices = [slice(a, b) for a, b in pairwise(cuts)]
     wired = flat.to(comm.wire)
     mine = wired[slices[comm.rank]]
     others = [rank for rank in range(comm.size) if rank != comm.rank]
@@ -277,8 +284,7 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, source: int = 0) -> torc
     with comm.booked("broadcast", sent) as watch:
         wired = as_bytes(result).to(comm.wire)
         work = dist.broadcast(wired, comm.peer(source), group=comm.group, async_op=True)
-        watch.issued()
-        work.wait()
+        _wait(work, watch)
         if wired.device != result.device:
             as_bytes(result).copy_(wired)
     return result
@@ -307,8 +313,7 @@ def barrier(comm: Communicator) -> None:
     with comm.booked("barrier", 0) as watch:
         token = torch.zeros(1, device=comm.wire)
         work = dist.all_reduce(token, group=comm.group, async_op=True)
-        watch.issued()
-        work.wait()
+        _wait(work, watch)
         token.item()
 
 
@@ -318,18 +323,18 @@ def _everyone(
     """Send one flat message to every rank; returns the other ranks' messages."""
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     if comm.backend == "nccl":
-        longest = max(spec.shape[0] for spec in specs)
-        padded = packed.new_zeros(longest)
-        padded[: packed.numel()] = packed
-        stacked = packed.new_empty(comm.size * longest)
-        work = dist.all_gather_into_tensor(stacked, padded, group=comm.group, async_op=True)
-        watch.issued()
-        work.wait()
+        longest = max(spec.nbytes for spec in specs)
+        padded = torch.zeros(longest, dtype=torch.uint8, device=packed.device)
+        padded[: packed.nbytes] = as_bytes(packed)
+        stacked = padded.new_empty(comm.size * longest)
+        work = _all_gather_single(stacked, padded, group=comm.group, async_op=True)
+        _wait(work, watch)
         rows = stacked.view(comm.size, longest)
-        return {rank: rows[rank, : specs[rank].shape[0]] for rank in others}
-    arrived = {rank: specs[rank].empty(comm.wire) for rank in others if specs[rank].shape[0]}
+        return {rank: rows[rank, : specs[rank].nbytes].view(specs[rank].dtype) for rank in others}
+    arrived = {rank: specs[rank].empty(comm.wire) for rank in others}
     sends = [(rank, packed) for rank in others] if packed.numel() else []
-    works = _post(comm, sends, list(arrived.items()))
+    receives = [(rank, message) for rank, message in arrived.items() if message.numel()]
+    works = _post(comm, sends, receives)
     watch.issued()
     _finish(works)
     return arrived
@@ -338,7 +343,7 @@ def _everyone(
 def _pack(regions: Sequence[torch.Tensor], dtype: torch.dtype, comm: Communicator) -> torch.Tensor:
     """Lay regions one after the other in a flat message, where the backend can send it from."""
     if len(regions) == 1 and regions[0].is_contiguous() and regions[0].device == comm.wire:
-        return regions[0].reshape(-1)
+        return plain(regions[0]).reshape(-1)
     message = torch.empty(sum(r.numel() for r in regions), dtype=dtype, device=comm.wire)
     offset = 0
     for region in regions:
@@ -373,6 +378,12 @@ def _post(
         for rank, message in sends
     ]
     return dist.batch_isend_irecv(operations) if operations else []
+
+
+def _wait(work: dist.Work | None, watch: Stopwatch) -> None:
+    watch.issued()
+    if work is not None:
+        work.wait()
 
 
 def _finish(works: Sequence[dist.Work]) -> None:

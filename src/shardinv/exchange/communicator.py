@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from shardinv.exchange.errors import RankError
 from shardinv.ledger import Ledger
@@ -20,7 +21,7 @@ class FailureSource(Protocol):
     """Tells whether another rank has failed, and with what."""
 
     def explain(self, wait: float) -> str | None:
-        """The failed rank's message, waiting up to ``wait`` seconds for it; None if there is none."""
+        """The failed rank's message, after up to ``wait`` seconds; None if there is none."""
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Communicator:
     ledger: Ledger = field(default_factory=Ledger)
     group: dist.ProcessGroup | None = None
     backend: str | None = None
-    store: dist.Store | None = None
+    store: Store | None = None
     timeout: timedelta = timedelta(minutes=5)
     failures: FailureSource | None = None
     agreements: int = 0

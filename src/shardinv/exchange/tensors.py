@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 
@@ -66,4 +67,5 @@ def crop(tensor: torch.Tensor, box: Box, origin: Box | None = None) -> torch.Ten
     origin
         The box that the tensor holds; by default one that starts at 0.
     """
-    return tensor[(Ellipsis, *box.slices(origin))]
+    index: tuple[Any, ...] = (Ellipsis, *box.slices(origin))
+    return tensor[index]

@@ -114,6 +114,9 @@ def gather_list(
     token: Token,
 ) -> list[torch.Tensor]:
     """Bring the tensors of all ranks to every rank, in the order of the ranks."""
+    if comm.alone:
+        # Each tensor keeps a graph of its own: backward from one of them leaves the others' alone.
+        return list(tensors)
     if not _tracked(token, *tensors):
         gathered = collectives.gather_tensors(comm, tensors, specs)
         return [tensor for own in gathered for tensor in own]

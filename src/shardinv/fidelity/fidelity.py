@@ -84,8 +84,8 @@ class DistributedDataFidelity(DataFidelity):
             if type(term).__name__ in _COUPLED:
                 raise NotImplementedError(
                     f"{type(term).__name__} couples the measurements of all operators and has no "
-                    "form for a stack, in DeepInverse neither; DPSDataFidelity, ALDDataFidelity and "
-                    "ScoreSDEDataFidelity have one"
+                    "form for a stack, in DeepInverse neither; DPSDataFidelity, "
+                    "ALDDataFidelity and ScoreSDEDataFidelity have one"
                 )
         self._draws = 0
         self._seed = common_seed(ctx) if self._random() else 0
@@ -205,8 +205,8 @@ class DistributedDataFidelity(DataFidelity):
     def _check(self, physics: Any) -> None:
         if not isinstance(physics, DistributedStackedPhysics):
             raise TypeError(
-                f"a distributed fidelity needs a distributed stack, got a {type(physics).__name__}: "
-                "make it with distribute(physics, ctx)"
+                "a distributed fidelity needs a distributed stack, got a "
+                f"{type(physics).__name__}: make it with distribute(physics, ctx)"
             )
         self.terms.check_count(len(physics))
 
@@ -219,7 +219,7 @@ class DistributedDataFidelity(DataFidelity):
         return any(hasattr(term, "rng") for term in self.terms.modules())
 
     def _stream(self, index: int) -> Any:
-        """Random numbers of a term that noises the measurements: one stream an operator and call."""
+        """A stream of random numbers for each operator and call, where a term draws some."""
         if not isinstance(self.terms[index], ALDDataFidelity) or not self._random():
             return nullcontext()
         seed = stream_seed(stream_seed(self._seed, self._draws), index)
@@ -336,6 +336,7 @@ class DistributedDataFidelity(DataFidelity):
         )
 
     def extra_repr(self) -> str:
+        """What ``repr`` shows of the block."""
         return self.describe()
 
 

@@ -21,7 +21,7 @@ def dual_proximal(
     crit_conv: float,
     max_iter: int,
 ) -> torch.Tensor:
-    r"""Minimise :math:`\tfrac12\|t - x\|^2 + \sum_i d_i(A_i t, y_i)` by forward-backward on the dual.
+    r"""Minimise :math:`\tfrac12\|t - x\|^2 + \sum_i d_i(A_i t, y_i)` on the dual.
 
     Parameters
     ----------

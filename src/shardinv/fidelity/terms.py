@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from deepinv.optim.data_fidelity import DataFidelity, StackedPhysicsDataFidelity
 
-FidelityFactory = Callable[..., DataFidelity]
-FidelitySource = DataFidelity | Sequence[DataFidelity] | FidelityFactory
+FidelityFactory: TypeAlias = Callable[..., DataFidelity]
+FidelitySource: TypeAlias = DataFidelity | Sequence[DataFidelity] | FidelityFactory
 
 
 class Terms:

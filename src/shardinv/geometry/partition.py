@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 from shardinv.geometry.box import Box, find_overlap
@@ -89,9 +89,8 @@ def choose_mesh(
 
     def cost(mesh: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         largest = [-(-n // m) for n, m in zip(shape, mesh, strict=True)]
-        work = prod(
-            n + (2 * h if m > 1 else 0) for n, h, m in zip(largest, halo, mesh, strict=True)
-        )
+        # A part has a halo on its interior sides: none uncut, one of two parts, two of more.
+        work = prod(n + h * min(m - 1, 2) for n, h, m in zip(largest, halo, mesh, strict=True))
         return work, tuple(-m for m in mesh)
 
     return min(factorisations(ranks, len(shape)), key=cost)
@@ -161,7 +160,7 @@ class Partition:
         """
         aligns = (align,) * len(shape) if isinstance(align, int) else tuple(align)
         cuts = [balanced_cuts(n, m, a) for n, m, a in zip(shape, mesh, aligns, strict=True)]
-        intervals = [list(zip(c[:-1], c[1:], strict=True)) for c in cuts]
+        intervals = [list(pairwise(c)) for c in cuts]
         boxes = []
         for cell in product(*intervals):
             box = Box(tuple(a for a, _ in cell), tuple(b for _, b in cell))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
+from math import ceil
 
 from shardinv.geometry.box import Box
 from shardinv.geometry.partition import balanced_cuts
@@ -88,8 +89,10 @@ class TileGrid:
         halo: list[int] = []
         for n, p, h, a in zip(shape, patch_size, overlap, align, strict=True):
             # A tile smaller than the stride cannot be aligned to it.
-            a = min(a, 1 << (p.bit_length() - 1))
-            parts = -(-(-(-n // a)) // (p // a))
+            if a > p:
+                a = 1 << (p.bit_length() - 1)
+            # An image that fits is one tile, also where its end is no multiple of the stride.
+            parts = 1 if n <= p else ceil(ceil(n / a) / (p // a))
             if parts > 1 and h >= n:
                 raise ValueError(
                     f"overlap {overlap} is as wide as the image, of shape {shape}: every tile "
@@ -97,7 +100,7 @@ class TileGrid:
                     "holds the image"
                 )
             cuts = balanced_cuts(n, parts, a)
-            intervals.append(list(zip(cuts[:-1], cuts[1:], strict=True)))
+            intervals.append(list(pairwise(cuts)))
             halo.append(-(-h // a) * a)
         whole = Box.whole(shape)
         tiles = []

@@ -16,6 +16,7 @@ from shardinv.exchange import TensorSpec, gather_list
 from shardinv.physics.measurements import Measurement, OwnedMeasurements
 from shardinv.physics.noise import rank_zero_random
 from shardinv.physics.operators import DealtOperators
+from shardinv.physics.packing import Packing
 from shardinv.physics.stacked import DistributedStackedPhysics, Measurements
 
 
@@ -34,6 +35,10 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
     reduction
         How the adjoint combines the operators' images: ``"sum"``, ``"mean"`` or None (a list).
     """
+
+    solver: str
+    max_iter: int
+    tol: float
 
     def __init__(
         self, ctx: DistributedContext, dealt: DealtOperators, reduction: str | None = "sum"
@@ -93,6 +98,10 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
     ) -> Any:
         """The adjoint: a linear operator is its own Jacobian."""
         return self.A_adjoint(v, gather=gather, reduce_op=reduce_op, **kwargs)
+
+    def A_jvp(self, x: torch.Tensor, v: torch.Tensor, gather: bool = True) -> Any:
+        """The stack itself: a linear operator is its own Jacobian."""
+        return self.A(v, gather=gather)
 
     def A_adjoint_A(
         self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
@@ -185,7 +194,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             self.ctx.all_reduce(bound)
         return bound / len(self) if self.reduction_name == "mean" else bound
 
-    def A_dagger(
+    def A_dagger(  # type: ignore[override]
         self,
         y: Measurements,
         solver: str = "CG",
@@ -273,16 +282,24 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
                 "a stack with reduction=None has no least-squares solution: its adjoint is a list. "
                 "Use reduction='sum'"
             )
-        if self.solver == "lsqr" and isinstance(y, OwnedMeasurements):
-            # The one solver that works on measurements, not on images alone.
-            y = y.gather()
         if not isinstance(y, (TensorList, OwnedMeasurements)):
             y = TensorList(list(y))
         start = torch.zeros_like(self.A_adjoint(y)) if z is None else z
+        forward: Callable[..., Any] = self.A
+        adjoint: Callable[..., Any] = self.A_adjoint
+        right: Any = y
+        if self.solver == "lsqr":
+            # The one solver that works on measurements, not on images alone. It gets them as one
+            # vector: of a list it would take the sum of the entries' norms for the norm.
+            full = y.gather() if isinstance(y, OwnedMeasurements) else y
+            packing = Packing.of(full)
+            forward = lambda x: packing.pack(self.A(x))  # noqa: E731
+            adjoint = lambda v: self.A_adjoint(packing.unpack(v))  # noqa: E731
+            right = packing.pack(full)
         return least_squares(
-            self.A,
-            self.A_adjoint,
-            y,
+            forward,
+            adjoint,
+            right,
             z=start,
             init=start,
             gamma=gamma,

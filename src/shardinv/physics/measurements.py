@@ -67,7 +67,7 @@ class _Elsewhere:
 _ELSEWHERE = _Elsewhere()
 
 
-class OwnedList(list, Generic[T]):
+class OwnedList(list[Any], Generic[T]):
     """A list as long as the whole, of which this rank holds its own entries.
 
     Touching another rank's entry raises :class:`RemoteEntryError`, which says who has it.

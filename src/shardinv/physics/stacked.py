@@ -6,6 +6,7 @@ steady state each call is one collective, or none where the measurements stay wi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -123,14 +124,14 @@ class DistributedStackedPhysics(StackedPhysics):
             return owned.gather() if gather else owned
 
     def noise(self, y: Measurements, gather: bool = True, **kwargs: Any) -> Any:
-        """Add each operator's noise to its measurement. Takes and returns lists as :meth:`A` does."""
+        """Add each operator's noise to its measurement; a list gives a list of its kind."""
         base = common_seed(self.ctx)
         return self._map_measurements(
             y, lambda index, op, entry: self._noisy(index, op, entry, base, kwargs), gather, "noise"
         )
 
     def sensor(self, y: Measurements, gather: bool = True, **kwargs: Any) -> Any:
-        """Apply each operator's sensor model. Takes and returns lists as :meth:`A` does."""
+        """Apply each operator's sensor model; a list gives a list of its kind."""
         return self._map_measurements(
             y, lambda _, op, entry: op.sensor(entry, **kwargs), gather, "sensor"
         )
@@ -318,25 +319,29 @@ class DistributedStackedPhysics(StackedPhysics):
         for part in parts:
             if partial is None:
                 partial = part
-            elif owned_sum and not partial.requires_grad and not part.requires_grad:
+            elif owned_sum and _adds_in_place(partial, part):
                 partial += part
             else:
                 partial = partial + part
                 owned_sum = True
         mine = TensorSpec.of(partial) if partial is not None else None
         told = self.first_use.facts("the shape of a sum over operators", key, mine)
-        specs = {spec for spec in told if spec is not None}
-        if len(specs) > 1:
+        specs = [spec for spec in told if spec is not None]
+        if any(spec.shape != specs[0].shape for spec in specs):
             raise DisagreementError(
-                "operators of different ranks give images of different shapes or types, which "
-                f"cannot be summed: {[str(spec) for spec in told]}"
+                "operators of different ranks give images of different shapes, which cannot be "
+                f"summed: {[str(spec) for spec in told]}"
             )
+        # Real and complex images, or float32 and float64, are promoted as in one process.
+        dtype = functools.reduce(torch.promote_types, (spec.dtype for spec in specs))
         if partial is None:
-            partial = specs.pop().empty(self.ctx.device).zero_()
+            partial = torch.zeros(specs[0].shape, dtype=dtype, device=self.ctx.device)
+        elif partial.dtype != dtype:
+            partial = partial.to(dtype)
         elif not owned_sum and not partial.requires_grad:
-            # A single part may be the operator's input, or a buffer of its own, and the reduction
-            # works in place.
-            partial = partial.clone() if reduce and self.ctx.world_size > 1 else partial
+            # A single part may be the operator's input, or a buffer of its own: the reduction works
+            # in place, and so may who gets the sum.
+            partial = partial.clone()
         if not reduce:
             return partial
         return sum_over_ranks(self.ctx.comm, partial, token)
@@ -369,9 +374,10 @@ class DistributedStackedPhysics(StackedPhysics):
                 )
             return y
         entries: list[Measurement] = list(y.x) if isinstance(y, TensorList) else list(y)
-        flat = [t for entry in entries if entry is not None for t in entry_tensors(entry)]
-        for index in self.ownership.mine:
-            for tensor in entry_tensors(entries[index]):
+        flat: list[torch.Tensor] = []
+        # All entries, not this rank's alone: where the list is the same, every rank raises.
+        for index, entry in enumerate(entries):
+            for tensor in entry_tensors(entry):
                 if not isinstance(tensor, torch.Tensor):
                     raise TypeError(
                         f"measurement {index} is a {type(tensor).__name__}, a tensor is needed"
@@ -381,12 +387,12 @@ class DistributedStackedPhysics(StackedPhysics):
                         f"measurement {index} is on {tensor.device}, rank {self.ctx.rank} works on "
                         f"{self.ctx.device}: move it with y.to(ctx.device)"
                     )
-        tracked = [t for t in flat if isinstance(t, torch.Tensor) and t.requires_grad]
+                flat.append(tensor)
+        tracked = [tensor for tensor in flat if tensor.requires_grad]
+        grad = torch.is_grad_enabled()
         self.first_use.same(
-            "which measurements need a gradient",
-            tuple(isinstance(t, torch.Tensor) and t.requires_grad for t in flat)
-            if torch.is_grad_enabled()
-            else None,
+            "the shapes and types of measurements, and which need a gradient",
+            tuple((TensorSpec.of(tensor), grad and tensor.requires_grad) for tensor in flat),
             "They must be the same on every rank",
         )
         shared, token = fan_out(self.ctx.comm, *tracked)
@@ -410,9 +416,7 @@ class DistributedStackedPhysics(StackedPhysics):
         if isinstance(y, OwnedMeasurements):
             return y.key
         entries = y.x if isinstance(y, TensorList) else y
-        return tuple(
-            TensorSpec.of(t) for entry in entries if entry is not None for t in entry_tensors(entry)
-        )
+        return tuple(TensorSpec.of(tensor) for entry in entries for tensor in entry_tensors(entry))
 
     # -- the rest of a stack ---------------------------------------------------------------------
 
@@ -450,6 +454,16 @@ def _difference(a: OwnedMeasurements, b: OwnedMeasurements) -> OwnedMeasurements
     result.token = a.token + b.token
     result.key = a.key
     return result
+
+
+def _adds_in_place(total: torch.Tensor, part: torch.Tensor) -> bool:
+    """Whether ``total += part`` gives what ``total + part`` does."""
+    return (
+        not total.requires_grad
+        and not part.requires_grad
+        and total.shape == part.shape
+        and torch.result_type(total, part) == total.dtype
+    )
 
 
 def _kind(kwargs: Mapping[str, Any]) -> Hashable:
