@@ -1,0 +1,1 @@
+"""Tests of shardinv; the folders mirror ``src/shardinv``, and ``harness`` holds what they share."""
