@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from deepinv.models import Denoiser
 from deepinv.optim import BaseOptim, DataFidelity
 from deepinv.optim.data_fidelity import StackedPhysicsDataFidelity
@@ -152,7 +153,10 @@ def distribute(
         raise TypeError(f"ctx must be a shardinv.DistributedContext, got a {type(ctx).__name__}")
     kind = _kind(object, type_object, options)
     meant = _MEANT_FOR["physics" if kind == "linear_physics" else kind]
-    strangers = sorted(set(options) - meant)
+    # Not one that has its default value, as in a script with one set of options for all its calls.
+    strangers = sorted(
+        name for name in set(options) - meant if not _is_default(name, options[name])
+    )
     if strangers:
         raise TypeError(
             f"{', '.join(strangers)} has no meaning for {kind.replace('_', ' ')} "
@@ -165,11 +169,12 @@ def distribute(
     if kind == "data_fidelity":
         return _distribute_fidelity(object, ctx, given)
     if kind == "parameters":
-        single = isinstance(object, nn.Parameter)
-        average_gradients([object] if single else list(object), ctx)
+        if not isinstance(object, (nn.Parameter, Sequence)):
+            object = list(object)
+        average_gradients([object] if isinstance(object, nn.Parameter) else object, ctx)
         return object
     tiling = _tiling_options(given)
-    tiled = any(name in options for name in _NETWORK)
+    tiled = any(name in options and not _is_default(name, options[name]) for name in _NETWORK)
 
     def network(module: Any) -> DistributedProcessing:
         return _distribute_network(module, ctx, tiling, given)
@@ -188,11 +193,43 @@ def distribute(
     return network(object)
 
 
+def _is_default(name: str, value: Any) -> bool:
+    """Whether an option asks for nothing: it has its default value, or DeepInverse's."""
+    defaults = (_DEFAULTS[name], torch.float32) if name == "dtype" else (_DEFAULTS[name],)
+    return any(value is default for default in defaults) or (
+        isinstance(value, (int, str)) and value in defaults
+    )
+
+
 def check_gather_strategy(strategy: str) -> None:
     """Raise a ``ValueError`` unless the strategy is one of those that are accepted."""
     if strategy not in GATHER_STRATEGIES:
         raise ValueError(
             f"gather_strategy must be one of {', '.join(GATHER_STRATEGIES)}, got {strategy!r}"
+        )
+
+
+# What an object may be whose type is named, and whether a factory of it will do.
+_NAMED: dict[str, tuple[type | tuple[type, ...], str, bool]] = {
+    "physics": ((StackedPhysics, Sequence), "a StackedPhysics, a list of operators", True),
+    "linear_physics": ((StackedPhysics, Sequence), "a StackedPhysics, a list of operators", True),
+    "data_fidelity": ((DataFidelity, Sequence), "a DataFidelity, a list of them", True),
+    "denoiser": (nn.Module, "a network", True),
+    "prior": (Prior, "a Prior", False),
+    "parameters": ((nn.Parameter, Iterable), "a Parameter or a list of them", False),
+}
+
+
+def _check_named(object: Any, kind: str) -> None:
+    if kind not in _NAMED:
+        return
+    types, words, factory = _NAMED[kind]
+    if not isinstance(object, types) and not (
+        factory and callable(object) and not isinstance(object, nn.Module)
+    ):
+        raise TypeError(
+            f"type_object={kind!r} needs {words}{' or a factory' if factory else ''}, "
+            f"got a {type(object).__name__}"
         )
 
 
@@ -207,6 +244,7 @@ def _kind(object: Any, type_object: str | None, options: Mapping[str, Any]) -> s
             f"got a {type(object).__name__}; a network on tiles is type_object='denoiser'"
         )
     if wanted != "auto":
+        _check_named(object, wanted)
         return wanted
     listed = isinstance(object, Sequence) and len(object) > 0
     if isinstance(object, StackedPhysics) or (listed and isinstance(object[0], Physics)):
@@ -244,6 +282,8 @@ def _kind(object: Any, type_object: str | None, options: Mapping[str, Any]) -> s
 def _distribute_physics(
     source: Any, ctx: DistributedContext, kind: str, given: Mapping[str, Any]
 ) -> DistributedStackedPhysics:
+    if isinstance(source, DistributedStackedPhysics):
+        return source
     dealt = deal_operators(
         source,
         ctx,
@@ -302,6 +342,8 @@ def _distribute_network(
 ) -> DistributedProcessing:
     if isinstance(network, DistributedProcessing):
         return network
+    if not callable(network):
+        raise TypeError(f"the factory made a {type(network).__name__}, a network is needed")
     if given["dtype"] is not None and isinstance(network, nn.Module):
         network._apply(lambda t: t.to(given["dtype"]) if t.is_floating_point() else t)
     return DistributedProcessing(

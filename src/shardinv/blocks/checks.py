@@ -31,13 +31,13 @@ def check_image(
     TypeError
         If it is no tensor.
     ValueError
-        If it is on another device than this rank's, or has no spatial axis.
+        If it is on another device than this rank's.
     DisagreementError
         If another rank's has another shape, type, or need of a gradient.
     """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{what} must be a tensor (B, C, *spatial), got a {type(x).__name__}")
-    if x.device.type != ctx.device.type:
+    if x.device != ctx.device:
         raise ValueError(
             f"{what} is on {x.device}, rank {ctx.rank} works on {ctx.device}: "
             "move it with x.to(ctx.device)"

@@ -190,9 +190,6 @@ class DistributedContext:
             raise RuntimeError(
                 "backend='nccl' needs a GPU on every rank; use backend='gloo' or None"
             )
-        if launch.launcher != "torchrun":
-            os.environ.setdefault("MASTER_ADDR", launch.master_addr)
-            os.environ.setdefault("MASTER_PORT", str(launch.master_port))
         os.environ.setdefault("MASTER_ADDR", launch.master_addr)
         os.environ.setdefault("MASTER_PORT", str(launch.master_port))
         dist.init_process_group(
@@ -268,7 +265,9 @@ class DistributedContext:
         """Wait until every rank is here."""
         barrier(self.comm)
 
-    def all_reduce(self, x: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    def all_reduce(
+        self, x: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None
+    ) -> torch.Tensor:
         """Combine ``x`` over the ranks, in place, and return it.
 
         Parameters
@@ -277,7 +276,10 @@ class DistributedContext:
             Same shape and type on every rank.
         op
             Sum, average, maximum or minimum, as torch's ``ReduceOp`` or by name.
+        group
+            For compatibility, here and below: this context's ranks (None) are the only value.
         """
+        self._check_group(group)
         names: dict[Any, str] = {
             dist.ReduceOp.SUM: "sum",
             dist.ReduceOp.AVG: "mean",
@@ -293,23 +295,26 @@ class DistributedContext:
                 x.copy_(total)
         return x
 
-    def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor, src: int = 0, group: Any = None) -> torch.Tensor:
         """Give every rank the values of ``x`` of rank ``src``, in place, and return it."""
+        self._check_group(group)
         with torch.no_grad():
             values = broadcast(self.comm, x, src)
             if values.data_ptr() != x.data_ptr():
                 x.copy_(values)
         return x
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor, group: Any = None) -> torch.Tensor:
         """Stack ``x`` of every rank along a new first axis. Same shape and type on every rank."""
+        self._check_group(group)
         from shardinv.exchange import TensorSpec, gather_tensors
 
         rows = gather_tensors(self.comm, [x], [[TensorSpec.of(x)]] * self.world_size)
         return torch.stack([row[0] for row in rows])
 
-    def all_gather_object(self, obj_list: list[Any], obj: Any) -> None:
+    def all_gather_object(self, obj_list: list[Any], obj: Any, group: Any = None) -> None:
         """Fill ``obj_list``, of one entry a rank, with every rank's ``obj``."""
+        self._check_group(group)
         obj_list[:] = publish(self.comm, "an object to gather", obj)
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
@@ -325,6 +330,13 @@ class DistributedContext:
         ``device`` is accepted for compatibility and has no effect: objects travel as bytes.
         """
         object_list[:] = self.broadcast_object(object_list, src)
+
+    def _check_group(self, group: Any) -> None:
+        if group is not None and group is not self.comm.group:
+            raise ValueError(
+                "group must be None or the group of this context: for some of the ranks only, make "
+                "a context of theirs, DistributedContext(process_group=group)"
+            )
 
     def check_same(self, what: str, value: Any, hint: str) -> None:
         """Raise on every rank unless all hold an equal small value (shapes, options, a digest)."""

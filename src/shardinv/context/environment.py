@@ -37,7 +37,9 @@ def detect_launch(env: Mapping[str, str]) -> Launch:
     RuntimeError
         If a launcher is recognised but does not say all that is needed.
     """
-    for read in (_torchrun, _slurm, _open_mpi, _pmi):
+    # Open MPI before SLURM: inside a job it starts its daemons by srun, whose variables the
+    # processes inherit.
+    for read in (_torchrun, _open_mpi, _slurm, _pmi):
         launch = read(env)
         if launch is not None:
             if not 0 <= launch.rank < launch.world_size:
@@ -53,15 +55,14 @@ def _torchrun(env: Mapping[str, str]) -> Launch | None:
     if "RANK" not in env and "WORLD_SIZE" not in env:
         return None
     rank, size = _number(env, "RANK", "torchrun"), _number(env, "WORLD_SIZE", "torchrun")
-    local = int(env.get("LOCAL_RANK", rank))
     return Launch(
         "torchrun",
         rank,
         size,
-        local,
-        int(env.get("LOCAL_WORLD_SIZE", size)),
-        env.get("MASTER_ADDR", "127.0.0.1"),
-        int(env.get("MASTER_PORT", "29500")),
+        _number(env, "LOCAL_RANK", "torchrun", rank),
+        _number(env, "LOCAL_WORLD_SIZE", "torchrun", size),
+        env.get("MASTER_ADDR") or "127.0.0.1",
+        _number(env, "MASTER_PORT", "torchrun", 29500),
     )
 
 
@@ -72,11 +73,14 @@ def _slurm(env: Mapping[str, str]) -> Launch | None:
         return None
     rank = _number(env, "SLURM_PROCID", "srun")
     size = _number(env, "SLURM_STEP_NUM_TASKS", "srun")
+    if _number(env, "PMI_SIZE", "MPICH", size) != size:
+        # MPICH starts its proxies by srun, and those the processes.
+        return None
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST") or ""
     per_node = env.get("SLURM_STEP_TASKS_PER_NODE", str(size))
     local_size = re.match(r"\d+", per_node)
     # Every job picks its own port, so that two jobs on one node do not meet.
-    port = 20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000
+    port = 20000 + _number(env, "SLURM_JOB_ID", "srun", 0) % 20000
     return Launch(
         "srun",
         rank,
@@ -84,7 +88,7 @@ def _slurm(env: Mapping[str, str]) -> Launch | None:
         _number(env, "SLURM_LOCALID", "srun"),
         int(local_size.group()) if local_size else size,
         env.get("MASTER_ADDR") or first_host(nodes) or "127.0.0.1",
-        int(env.get("MASTER_PORT", port)),
+        _number(env, "MASTER_PORT", "srun", port),
     )
 
 
@@ -92,7 +96,7 @@ def _open_mpi(env: Mapping[str, str]) -> Launch | None:
     if "OMPI_COMM_WORLD_RANK" not in env:
         return None
     size = _number(env, "OMPI_COMM_WORLD_SIZE", "Open MPI")
-    local_size = int(env.get("OMPI_COMM_WORLD_LOCAL_SIZE", size))
+    local_size = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI", size)
     return Launch(
         "Open MPI",
         _number(env, "OMPI_COMM_WORLD_RANK", "Open MPI"),
@@ -100,7 +104,7 @@ def _open_mpi(env: Mapping[str, str]) -> Launch | None:
         _number(env, "OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI"),
         local_size,
         _mpi_address(env, size, local_size, "Open MPI"),
-        int(env.get("MASTER_PORT", "29500")),
+        _number(env, "MASTER_PORT", "Open MPI", 29500),
     )
 
 
@@ -108,16 +112,17 @@ def _pmi(env: Mapping[str, str]) -> Launch | None:
     if "PMI_RANK" not in env or "PMI_SIZE" not in env:
         return None
     rank, size = _number(env, "PMI_RANK", "MPICH"), _number(env, "PMI_SIZE", "MPICH")
-    local = env.get("MPI_LOCALRANKID") or env.get("PMI_LOCAL_RANK")
-    local_size = int(env.get("MPI_LOCALNRANKS") or env.get("PMI_LOCAL_SIZE") or size)
+    local_size = _number(env, "PMI_LOCAL_SIZE", "MPICH", size)
+    local_size = _number(env, "MPI_LOCALNRANKS", "MPICH", local_size)
+    local = _number(env, "PMI_LOCAL_RANK", "MPICH", rank % max(local_size, 1))
     return Launch(
         "MPICH",
         rank,
         size,
-        int(local) if local is not None else rank % local_size,
+        _number(env, "MPI_LOCALRANKID", "MPICH", local),
         local_size,
         _mpi_address(env, size, local_size, "MPICH"),
-        int(env.get("MASTER_PORT", "29500")),
+        _number(env, "MASTER_PORT", "MPICH", 29500),
     )
 
 
@@ -133,8 +138,10 @@ def _mpi_address(env: Mapping[str, str], size: int, local_size: int, launcher: s
     return "127.0.0.1"
 
 
-def _number(env: Mapping[str, str], name: str, launcher: str) -> int:
+def _number(env: Mapping[str, str], name: str, launcher: str, default: int | None = None) -> int:
     value = env.get(name)
+    if not value and default is not None:
+        return default
     if value is None or not re.fullmatch(r"\d+", value.strip()):
         raise RuntimeError(
             f"started by {launcher}, but its variable {name} is "
@@ -153,8 +160,5 @@ def first_host(nodes: str) -> str | None:
     >>> first_host("node3")
     'node3'
     """
-    match = re.match(r"([^,\[\s]+)(?:\[(\d+)[^\]]*\])?([^,\s]*)", nodes)
-    if match is None:
-        return None
-    prefix, number, suffix = match.groups()
-    return f"{prefix}{number or ''}{suffix or ''}"
+    host = re.match(r"(?:[^,\[\s]|\[[^\]]*\])+", nodes)
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", host.group()) if host else None

@@ -24,6 +24,7 @@ _FAILURE = "failure"
 _ENDED = "ended"
 _LEAVING = "leaving"
 _LEFT = "left"
+_GONE = "gone"
 
 
 class FailureWatch:
@@ -82,10 +83,8 @@ class FailureWatch:
             time.sleep(0.05)
 
     def report(self, error: BaseException) -> None:
-        """Tell the other ranks that this one failed, unless it did so because another had."""
+        """Tell the other ranks that this one failed, unless one of them said so before."""
         self.stop()
-        if isinstance(error, RankError):
-            return
         text = "".join(traceback.format_exception(error)).rstrip()
         try:
             self._store.compare_set(_FAILURE, "", f"rank {self.rank} failed:\n{text}")
@@ -124,7 +123,7 @@ class FailureWatch:
         while True:
             try:
                 self._store.wait([_LEFT], timedelta(milliseconds=500))
-                return
+                break
             except Exception as error:  # its type differs between versions of torch
                 reason = self._read()
                 if reason is not None:
@@ -134,6 +133,14 @@ class FailureWatch:
                         f"only {self._store.add(_LEAVING, 0)} of {self.world_size} ranks reached "
                         f"the end of the program within {timeout.total_seconds():.0f} s"
                     ) from error
+        # The store goes with rank 0, which therefore leaves last: the others may be between two
+        # looks at it.
+        deadline = time.monotonic() + 5.0
+        with contextlib.suppress(Exception):
+            gone = self._store.add(_GONE, 1)
+            while self.rank == 0 and gone < self.world_size and time.monotonic() < deadline:
+                time.sleep(0.01)
+                gone = self._store.add(_GONE, 0)
 
     def _read(self) -> str | None:
         try:

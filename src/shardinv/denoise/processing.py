@@ -81,8 +81,18 @@ class TilingOptions:
                 "checkpoint_batches must be 'auto', 'always' or 'never', "
                 f"got {self.checkpoint_batches!r}"
             )
-        if self.stride is not None and self.stride < 1:
-            raise ValueError(f"stride must be at least 1 pixel, got {self.stride}")
+        if self.stride is not None and not (isinstance(self.stride, int) and self.stride >= 1):
+            raise ValueError(
+                f"stride must be a whole number of pixels, at least 1, or None, got {self.stride!r}"
+            )
+        axes = self.tiling_dims if isinstance(self.tiling_dims, (tuple, list)) else ()
+        if not isinstance(self.tiling_dims, (int, type(None))) and not (
+            axes and all(isinstance(axis, int) for axis in axes)
+        ):
+            raise ValueError(
+                "tiling_dims must be an axis of (B, C, *spatial), several, or None for all spatial "
+                f"ones, got {self.tiling_dims!r}"
+            )
 
     def tiled_axes(self, ndim: int) -> tuple[int, ...]:
         """The axes that are cut, of an image with ``ndim`` axes, in the order given."""
@@ -334,7 +344,7 @@ class DistributedProcessing(Denoiser):
             raise ValueError(
                 f"the network gives a {type(output).__name__}; on tiles it must give one image"
             )
-        if output.shape[0] != stacked.shape[0] or output.shape[2:] != stacked.shape[2:]:
+        if output.shape[:1] + output.shape[2:] != stacked.shape[:1] + stacked.shape[2:]:
             raise ValueError(
                 f"the network turned tiles of shape {tuple(stacked.shape)} into "
                 f"{tuple(output.shape)}; on tiles it must keep the batch and the spatial shape"

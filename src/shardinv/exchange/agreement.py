@@ -60,6 +60,9 @@ def publish(comm: Communicator, what: str, value: Any) -> list[Any]:
                 "the same order"
             )
         answers.append(answer)
+    if number > 0:
+        # Every rank has asked again, so every rank has read the answers before.
+        comm.store.delete_key(f"fact/{number - 1}/{comm.rank}")
     return answers
 
 

@@ -323,7 +323,7 @@ def _everyone(
     """Send one flat message to every rank; returns the other ranks' messages."""
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     if comm.backend == "nccl":
-        longest = max(spec.nbytes for spec in specs)
+        longest = _padded(max(1, *(spec.nbytes for spec in specs)))
         padded = torch.zeros(longest, dtype=torch.uint8, device=packed.device)
         padded[: packed.nbytes] = as_bytes(packed)
         stacked = padded.new_empty(comm.size * longest)

@@ -165,6 +165,16 @@ def _cut(whole: torch.Tensor, boxes: Sequence[Box]) -> list[torch.Tensor]:
     return [crop(whole, box).contiguous() for box in boxes]
 
 
+def _tied(token: Token, ctx: Any) -> Token:
+    """The backward's token, tied to the forward's, which the operation saved.
+
+    A second derivative must come by the forward operations on every rank. On one with something to
+    do it does, by what the local work saved for its backward; the others have only this.
+    """
+    (before,) = ctx.saved_tensors
+    return token + before
+
+
 def _backward_name(block: str) -> str:
     """Backward work is booked apart from forward work; second derivatives with first."""
     return block if block.endswith(" (backward)") else f"{block} (backward)"
@@ -200,12 +210,13 @@ class _Sum(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.comm, ctx.block = inputs[0], _backward_name(inputs[1])
+        ctx.save_for_backward(inputs[2])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         with ctx.comm.ledger.block(ctx.block):
             *local, token = _FanOut.apply(ctx.comm, ctx.block, *cotangents)
-        return (None, None, token, *local)
+        return (None, None, _tied(token, ctx), *local)
 
 
 def _sum_bucketed(comm: Communicator, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -242,11 +253,12 @@ class _Assemble(Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.comm, block, ctx.layout, ctx.spec = inputs[:4]
         ctx.block = _backward_name(block)
+        ctx.save_for_backward(inputs[4])
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
         *pieces, token = _Cut.apply(ctx.comm, ctx.block, ctx.layout, ctx.spec, cotangent)
-        return (None, None, None, None, token, *pieces)
+        return (None, None, None, None, _tied(token, ctx), *pieces)
 
 
 class _Cut(Function):
@@ -283,11 +295,12 @@ class _GatherList(Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.comm, block, ctx.specs = inputs[:3]
         ctx.block = _backward_name(block)
+        ctx.save_for_backward(inputs[3])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         *own, token = _Keep.apply(ctx.comm, ctx.block, ctx.specs, *cotangents)
-        return (None, None, None, token, *own)
+        return (None, None, None, _tied(token, ctx), *own)
 
 
 class _Keep(Function):
@@ -327,6 +340,7 @@ class _Move(Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.comm, block, ctx.plan, ctx.spec = inputs[:4]
         ctx.block = _backward_name(block)
+        ctx.save_for_backward(inputs[4])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
@@ -335,4 +349,4 @@ class _Move(Function):
             *pieces, token = _Move.apply(
                 ctx.comm, ctx.block, ctx.plan.reversed, ctx.spec, token, *targets
             )
-        return (None, None, None, None, token, *pieces)
+        return (None, None, None, None, _tied(token, ctx), *pieces)

@@ -139,6 +139,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
 
     # -- norms and inverses of the whole stack ---------------------------------------------------
 
+    # Squared by default, as in DeepInverse; it asks compute_sqnorm, which is below.
+    compute_norm = LinearPhysics.compute_norm
+
     def compute_sqnorm(
         self,
         x0: torch.Tensor,

@@ -7,13 +7,40 @@ keeps it: its draws are the undistributed stack's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from shardinv.context import DistributedContext
 from shardinv.exchange import publish
+
+
+class Generators:
+    """Tells which operators have a random generator that no other operator draws from.
+
+    Parameters
+    ----------
+    generators
+        The generator of each operator's noise model, of all operators on every rank; None where it
+        has none or it can't be known.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator | None]) -> None:
+        # Kept, not only compared: a generator that is gone may leave its place to another.
+        self._generators = list(generators)
+
+    def alone(self, index: int) -> bool:
+        """Whether an operator has a generator of its own."""
+        mine = self._generators[index]
+        return mine is not None and sum(other is mine for other in self._generators) == 1
+
+    def replace(self, index: int, generator: torch.Generator | None) -> None:
+        """Take note of an operator's new noise model."""
+        self._generators[index] = generator
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Generators:
+        return Generators(self._generators)
 
 
 def common_seed(ctx: DistributedContext) -> int:

@@ -13,6 +13,7 @@ from shardinv.context import DistributedContext
 from shardinv.exchange import publish
 from shardinv.geometry import deal
 from shardinv.physics.measurements import OwnedList, Ownership
+from shardinv.physics.noise import Generators
 
 OperatorFactory = Callable[..., Physics]
 
@@ -38,15 +39,14 @@ class DealtOperators:
         Whether all operators, on all ranks, are linear.
     costs
         The cost of each, by which they were dealt.
-    shared_generators
-        Indices of this rank's operators whose noise draws from a random generator that another
-        operator may draw from too.
+    generators
+        Who draws noise from a random generator of its own.
     """
 
     operators: OwnedOperators
     linear: bool
     costs: tuple[float, ...]
-    shared_generators: frozenset[int]
+    generators: Generators
 
 
 def deal_operators(
@@ -141,7 +141,7 @@ def deal_operators(
         OwnedOperators(mine, ownership),
         all(linear for _, linear in told),
         tuple(float(cost) for cost in costs),
-        _shared_generators(mine, given),
+        _generators(given, count),
     )
 
 
@@ -150,20 +150,12 @@ def _cost(operator: Physics) -> float:
     return float(1 + values + sum(b.numel() for b in operator.buffers()))
 
 
-def _shared_generators(
-    mine: Mapping[int, Physics], given: Sequence[Physics] | None
-) -> frozenset[int]:
-    """Operators whose noise may depend on what other operators drew before.
+def _generators(given: Sequence[Physics] | None, count: int) -> Generators:
+    """The random generators of all operators.
 
     With a factory, whether two operators of different ranks were given one generator can't be seen,
-    so all are taken to be shared.
+    so none is taken to be an operator's own.
     """
     if given is None:
-        return frozenset(mine)
-    generators = [id(getattr(operator.noise_model, "rng", None)) for operator in given]
-    return frozenset(
-        index
-        for index, operator in mine.items()
-        if getattr(operator.noise_model, "rng", None) is None
-        or generators.count(generators[index]) > 1
-    )
+        return Generators([None] * count)
+    return Generators([getattr(operator.noise_model, "rng", None) for operator in given])

@@ -49,5 +49,6 @@ class Packing:
 
 def _shaped(values: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     if spec.dtype.is_complex:
-        values = torch.view_as_complex(values.reshape(*spec.shape, 2))
+        parts = values.reshape(*spec.shape, 2)
+        values = torch.complex(parts[..., 0], parts[..., 1])
     return values.reshape(spec.shape).to(spec.dtype)

@@ -60,7 +60,7 @@ class DistributedStackedPhysics(StackedPhysics):
         self.operators: OwnedOperators = dealt.operators
         self.physics_list = dealt.operators
         self.costs = dealt.costs
-        self._shared_generators = dealt.shared_generators
+        self._generators = dealt.generators
         self.first_use = FirstUse(ctx.comm, every_call=ctx.debug)
 
     # -- forward ---------------------------------------------------------------------------------
@@ -78,6 +78,8 @@ class DistributedStackedPhysics(StackedPhysics):
             Whether every rank gets all measurements, or each keeps its own.
         reduce_op
             For compatibility; None is the only value, since measurements are not summed.
+            ``force_input_grad_sync`` is accepted too, and has no effect: gradients always are the
+            undistributed ones on every rank.
         **kwargs
             Handed to every operator.
 
@@ -85,10 +87,7 @@ class DistributedStackedPhysics(StackedPhysics):
         -------
         TensorList or OwnedMeasurements
         """
-        if reduce_op is not None:
-            raise ValueError(
-                f"measurements are not reduced: reduce_op must be None, got {reduce_op!r}"
-            )
+        kwargs = _operator_options(reduce_op, kwargs)
         with self._work():
             owned = self._apply_all(x, lambda _, op, image: op.A(image, **kwargs), "A", kwargs)
             return owned.gather() if gather else owned
@@ -109,10 +108,7 @@ class DistributedStackedPhysics(StackedPhysics):
         **kwargs
             Handed to every operator and noise model.
         """
-        if reduce_op is not None:
-            raise ValueError(
-                f"measurements are not reduced: reduce_op must be None, got {reduce_op!r}"
-            )
+        kwargs = _operator_options(reduce_op, kwargs)
         base = common_seed(self.ctx)
 
         def measure(index: int, op: Physics, image: torch.Tensor) -> Measurement:
@@ -139,10 +135,10 @@ class DistributedStackedPhysics(StackedPhysics):
     def _noisy(
         self, index: int, op: Physics, entry: Measurement, base: int, kwargs: Mapping[str, Any]
     ) -> Measurement:
-        own_generator = index not in self._shared_generators
+        rng = getattr(op.noise_model, "rng", None)
+        own_generator = rng is not None and self._generators.alone(index)
         if own_generator or kwargs.get("seed") is not None:
             return op.noise(entry, **kwargs)
-        rng = getattr(op.noise_model, "rng", None)
         with stream(stream_seed(base, index), self.ctx.device, rng):
             return op.noise(entry, **kwargs)
 
@@ -421,12 +417,11 @@ class DistributedStackedPhysics(StackedPhysics):
     # -- the rest of a stack ---------------------------------------------------------------------
 
     def set_noise_model(self, noise_model: Any, item: int = 0, **kwargs: Any) -> None:
-        """Set the noise model of operator ``item``, on the rank that owns it."""
+        """Set the noise model of operator ``item``, on the rank that owns it. Call it on every rank."""
         index = range(len(self))[item]
+        self._generators.replace(index, getattr(noise_model, "rng", None))
         if index in self.ownership.mine:
             self.operators[index].set_noise_model(noise_model, **kwargs)
-            if getattr(noise_model, "rng", None) is None:
-                self._shared_generators |= {index}
 
     def update_parameters(self, **kwargs: Any) -> None:
         """Update parameters of every operator, each on the rank that owns it."""
@@ -447,6 +442,18 @@ class DistributedStackedPhysics(StackedPhysics):
         return f"{type(self).__name__}(\n{self.describe()}\n)"
 
     __repr__ = __str__
+
+
+def _operator_options(reduce_op: None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are the operators' own, without those of DeepInverse's stack."""
+    if reduce_op is not None:
+        raise ValueError(f"measurements are not reduced: reduce_op must be None, got {reduce_op!r}")
+    if kwargs.get("return_graph_anchor"):
+        raise ValueError(
+            "return_graph_anchor must be False: the measurements carry their gradient by themselves"
+        )
+    peers = ("force_input_grad_sync", "return_graph_anchor")
+    return {name: value for name, value in kwargs.items() if name not in peers}
 
 
 def _difference(a: OwnedMeasurements, b: OwnedMeasurements) -> OwnedMeasurements:

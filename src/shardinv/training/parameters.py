@@ -32,7 +32,15 @@ def average_gradients(
     -------
     list of RemovableHandle
         Ends the averaging: ``handle.remove()`` for each.
+
+    Raises
+    ------
+    TypeError
+        If one is no ``torch.nn.Parameter``.
     """
+    for parameter in parameters:
+        if not isinstance(parameter, nn.Parameter):
+            raise TypeError(f"a torch.nn.Parameter is needed, got a {type(parameter).__name__}")
     with ctx.ledger.block("parameters"):
         broadcast_tensors(ctx.comm, [parameter.data for parameter in parameters])
     if ctx.comm.alone:
