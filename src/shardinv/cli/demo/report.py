@@ -1,0 +1,153 @@
+"""What the demo prints and writes."""
+
+from __future__ import annotations
+
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from shardinv.cli.demo.figures import draw_comparison, draw_psnr
+from shardinv.cli.demo.outcome import Outcome
+from shardinv.cli.demo.scene import Scene
+from shardinv.cli.demo.settings import DemoSettings
+from shardinv.io import write_image, write_json
+
+_PACKAGES = ("shardinv", "torch", "deepinv", "numpy", "matplotlib", "pillow")
+
+
+def print_header(settings: DemoSettings, scene: Scene, outcome: Outcome) -> None:
+    """Say what will be done, before it takes its time."""
+    side, coarse = scene.side, scene.side // settings.factor
+    origin = f"{settings.photograph}, the middle {side} × {side} pixels"
+    if scene.mirrored:
+        origin = (
+            f"{settings.photograph}, continued by mirror images to {side} × {side} pixels "
+            "(a test image, not a photograph, of that size)"
+        )
+    workers = "1 process" if outcome.ranks == 1 else f"{outcome.ranks} processes"
+    if outcome.backend is not None:
+        workers += f" with {outcome.backend}"
+    workers += f" on {outcome.device}"
+    if outcome.device == "CPU":
+        workers += f", {outcome.threads} thread{'s' * (outcome.threads > 1)} each"
+    count = len(outcome.tiles.tiles)
+    tiles = f"{count} tiles" if count > 1 else "1 tile"
+    height, width = max(tile.core.shape for tile in outcome.tiles.tiles)
+    print(f"photograph     {origin}")
+    print(f"measurements   {settings.frames} frames of {coarse} × {coarse} pixels, noise {settings.noise:g}")
+    print(f"denoiser       {settings.denoiser} on {tiles} of at most {height} × {width} pixels,")
+    print(
+        f"               halo {outcome.tiles.halo[0]}, work multiplier "
+        f"{outcome.tiles.work_multiplier:.2f}, imbalance {outcome.imbalance:.2f}"
+    )
+    print(f"running on     {workers}\n", flush=True)
+
+
+def write_outputs(
+    settings: DemoSettings, scene: Scene, outcome: Outcome, began: float
+) -> list[Path]:
+    """Write the reconstruction, the figures and ``result.json``; returns their paths."""
+    assert outcome.reconstruction is not None
+    folder = settings.output
+    names = ("reconstruction.png", "comparison.png", "psnr.png", "result.json")
+    image, comparison, trajectory, result = (folder / name for name in names)
+    write_image(image, outcome.reconstruction)
+    draw_comparison(comparison, settings, scene, outcome)
+    draw_psnr(trajectory, settings, outcome)
+    write_json(result, _result(settings, scene, outcome, time.perf_counter() - began))
+    # Of an earlier run that failed.
+    (folder / "error.txt").unlink(missing_ok=True)
+    return [image, comparison, trajectory, result]
+
+
+def print_summary(outcome: Outcome, files: list[Path]) -> None:
+    """Say in a few lines what was done."""
+    gain = outcome.reconstruction_db - outcome.bicubic_db
+    alone = outcome.without_denoiser.psnr_db
+    lines = [
+        "",
+        f"PSNR {outcome.reconstruction_db:.2f} dB: {gain:+.2f} dB against bicubic interpolation of "
+        f"one frame ({outcome.bicubic_db:.2f} dB)",
+        f"without the denoiser the same solver ends at {alone[-1]:.2f} dB ({max(alone):.2f} dB at "
+        "its best iteration)",
+        f"{outcome.seconds_per_iteration:.2f} s an iteration; each rank sends "
+        f"{outcome.bytes_per_iteration / 1e6:.2f} MB an iteration",
+    ]
+    if outcome.check is not None:
+        lines.append(
+            f"largest difference to the undistributed run: "
+            f"{max(outcome.check.psnr_differences):.1e} dB, relative error "
+            f"{max(outcome.check.relative_errors):.1e} (over {len(outcome.sigmas)} iterations)"
+        )
+    lines.append(f"written: {', '.join(str(path) for path in files)}")
+    print("\n".join(lines), flush=True)
+
+
+def _result(
+    settings: DemoSettings, scene: Scene, outcome: Outcome, total_seconds: float
+) -> dict[str, Any]:
+    """The content of ``result.json``; lengths in pixels, times in seconds."""
+    track = outcome.reconstructing
+    timings: dict[str, Any] = {
+        "seconds_per_iteration": outcome.seconds_per_iteration,
+        "iterations": track.seconds,
+        "without_denoiser_seconds_per_iteration": median(outcome.without_denoiser.seconds),
+        "setup": outcome.setup_seconds,
+        "total": total_seconds,
+    }
+    result: dict[str, Any] = {
+        "settings": settings.model_dump(mode="json")
+        | {
+            # What was left open, as it was chosen.
+            "size": scene.side,
+            "processes": outcome.ranks,
+            "sigma": outcome.sigmas[0],
+            "sigma_end": outcome.sigmas[-1],
+            # What follows from the settings and the machine.
+            "mirrored": scene.mirrored,
+            "step_size": outcome.step,
+            "backend": outcome.backend,
+            "hardware": outcome.device,
+            "threads": outcome.threads,
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            **{name: _version(name) for name in _PACKAGES},
+        },
+        "timings": timings,
+        "ledger": [
+            {
+                "rank": rank,
+                "bytes_sent": sum(one.bytes_sent),
+                "calls": sum(one.calls),
+                "bytes_sent_per_iteration": one.bytes_sent[-1],
+                "calls_per_iteration": one.calls[-1],
+                "table": one.table,
+            }
+            for rank, one in enumerate(outcome.tracks)
+        ],
+        "psnr_db": {
+            "bicubic": outcome.bicubic_db,
+            "without_denoiser": outcome.without_denoiser.psnr_db[-1],
+            "reconstruction": outcome.reconstruction_db,
+            "per_iteration": track.psnr_db,
+        },
+    }
+    if outcome.check is not None:
+        timings["undistributed_seconds_per_iteration"] = median(outcome.check.seconds)
+        result["check"] = {
+            "max_psnr_difference_db": max(outcome.check.psnr_differences),
+            "relative_error": max(outcome.check.relative_errors),
+        }
+    return result
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,131 @@
+"""What every rank of the demo does: measure, reconstruct, compare."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from deepinv.optim.data_fidelity import L2
+from torch.nn.functional import interpolate
+
+from shardinv import DistributedContext, distribute
+from shardinv.cli.demo.outcome import Check, Outcome
+from shardinv.cli.demo.reference import Reference
+from shardinv.cli.demo.report import print_header, print_summary, write_outputs
+from shardinv.cli.demo.scene import Scene, load_scene
+from shardinv.cli.demo.settings import DemoSettings, Device
+from shardinv.cli.demo.track import follow
+from shardinv.geometry import imbalance
+from shardinv.problems import (
+    MultiFrame,
+    load_denoiser,
+    noise_schedule,
+    normalised_adjoint,
+    plug_and_play,
+    psnr,
+    step_size,
+)
+
+_DEVICE_MODES = {Device.auto: None, Device.cpu: "cpu", Device.gpu: "gpu"}
+
+# The other ranks wait while rank 0 computes an iteration of the undistributed run alone, which for
+# a large image takes minutes.
+_TIMEOUT_SECONDS = 1800.0
+
+
+def run_demo(settings: DemoSettings) -> None:
+    """Carry out the demo on this rank; rank 0 shows, draws and writes.
+
+    Parameters
+    ----------
+    settings
+        The same on every rank.
+    """
+    began = time.perf_counter()
+    scene = load_scene(settings)
+    with DistributedContext(
+        seed=settings.seed,
+        device_mode=_DEVICE_MODES[settings.device],
+        timeout=None if "SHARDINV_TIMEOUT" in os.environ else _TIMEOUT_SECONDS,
+    ) as ctx:
+        outcome = _reconstruct(settings, scene, ctx, began)
+    # Drawing takes rank 0 some seconds more; the other ranks need not wait for it.
+    if ctx.is_main:
+        files = write_outputs(settings, scene, outcome, began)
+        print_summary(outcome, files)
+
+
+def _reconstruct(
+    settings: DemoSettings, scene: Scene, ctx: DistributedContext, began: float
+) -> Outcome:
+    problem = MultiFrame(settings.frames, settings.factor, settings.noise, settings.seed)
+    truth = scene.truth.to(ctx.device)
+    channels, spatial = truth.shape[1], tuple(truth.shape[2:])
+    physics = distribute(
+        problem.frame, ctx, num_operators=problem.frames, type_object="linear_physics"
+    )
+    fidelity = distribute(L2(), ctx)
+    denoiser = distribute(
+        load_denoiser(settings.denoiser, channels=channels, device=ctx.device),
+        ctx,
+        patch_size=settings.tile,
+        overlap=settings.overlap,
+        max_batch_size=settings.batch,
+    )
+    sigmas = noise_schedule(*settings.sigmas, settings.iterations)
+    with torch.no_grad():
+        y = physics(truth, gather=False)
+        # Smaller than the image where it can be: the norm of a convolution hardly depends on it.
+        side = min(scene.side, 32 * settings.factor)
+        step = step_size(physics, torch.zeros(1, channels, side, side, device=ctx.device))
+        start = normalised_adjoint(physics, y, truth)
+        # For the figure and the undistributed run; the blocks use `y`, which stays where it is.
+        frames = y.gather()
+        bicubic = interpolate(
+            frames[0], scale_factor=settings.factor, mode="bicubic", align_corners=False
+        )
+    schedule = denoiser.schedule(spatial)
+    outcome = Outcome(
+        frame=frames[0].cpu(),
+        bicubic=bicubic.clamp(0, 1).cpu(),
+        bicubic_db=psnr(bicubic, truth),
+        start_db=psnr(start, truth),
+        step=step,
+        sigmas=sigmas,
+        ranks=ctx.world_size,
+        backend=ctx.backend,
+        device=_device_name(ctx.device),
+        threads=torch.get_num_threads(),
+        tiles=schedule.grid,
+        imbalance=imbalance(schedule.grid.costs, schedule.hands),
+    )
+    reference = None
+    if ctx.is_main:
+        print_header(settings, scene, outcome)
+        if settings.check:
+            reference = Reference(settings, problem, frames, truth, step, sigmas)
+    del frames, bicubic
+    outcome.setup_seconds = time.perf_counter() - began
+
+    loop = plug_and_play(start, y, physics, fidelity, denoiser, step, sigmas)
+    outcome.reconstructing, image = follow(
+        "reconstructing", loop, start, truth, settings.iterations, ctx,
+        then=reference.compare if reference is not None else None,
+    )
+    outcome.reconstruction = image.clamp(0, 1).cpu()
+    if reference is not None:
+        outcome.check = Check(
+            reference.psnr_differences, reference.relative_errors, reference.seconds
+        )
+    loop = plug_and_play(start, y, physics, fidelity, None, step, sigmas)
+    outcome.without_denoiser, _ = follow(
+        "without denoiser", loop, start, truth, settings.iterations, ctx
+    )
+    outcome.tracks = [outcome.reconstructing] * ctx.world_size
+    ctx.all_gather_object(outcome.tracks, outcome.reconstructing)
+    return outcome
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

@@ -1,0 +1,63 @@
+"""One rank of a command: ``python -m shardinv.cli.worker``, started by `shardinv.cli.launch`.
+
+Its order is the first line of standard input. The end of standard input means that the process that
+started it is gone, and ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shardinv import RankError
+from shardinv.cli.demo import DemoSettings, run_demo
+from shardinv.cli.errors import UsageError
+
+COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {"demo": (DemoSettings, run_demo)}
+
+
+def main() -> int:
+    """Read the order, carry it out, and report a failure; returns the exit status."""
+    # Unbuffered: a thread that waits inside a buffered reader holds up the interpreter's end.
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        order = json.loads(stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    settings, run = COMMANDS[order["command"]]
+    try:
+        run(settings(**order["settings"]))
+    except Exception as error:
+        report = {
+            "rank": int(os.environ["RANK"]),
+            "time": time.time(),
+            # A rank that only learnt of another's failure is not the cause.
+            "follows": isinstance(error, RankError),
+            "message": _one_line(error),
+            "traceback": traceback.format_exc(),
+        }
+        Path(order["report"]).write_text(json.dumps(report))
+        return 1
+    return 0
+
+
+def _one_line(error: Exception) -> str:
+    first = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, UsageError):
+        return first
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Ready-made problems: operators, images, denoisers, a solver and scores.
+
+Everything here is undistributed and knows nothing of ranks; a script hands the pieces to
+`shardinv.distribute`.
+"""
+
+from shardinv.problems.blur_downsampling import BlurDownsampling
+from shardinv.problems.denoisers import GreyByColour, NoisePredictor, load_denoiser
+from shardinv.problems.kernels import shifted_gaussian
+from shardinv.problems.multiframe import FrameOptics, MultiFrame
+from shardinv.problems.photograph import centre_square
+from shardinv.problems.plug_and_play import (
+    noise_schedule,
+    normalised_adjoint,
+    plug_and_play,
+    step_size,
+)
+from shardinv.problems.scores import psnr, relative_error, ssim
+
+__all__ = [
+    "BlurDownsampling",
+    "FrameOptics",
+    "GreyByColour",
+    "MultiFrame",
+    "NoisePredictor",
+    "centre_square",
+    "load_denoiser",
+    "noise_schedule",
+    "normalised_adjoint",
+    "plug_and_play",
+    "psnr",
+    "relative_error",
+    "shifted_gaussian",
+    "ssim",
+    "step_size",
+]

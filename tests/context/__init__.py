@@ -1,0 +1,1 @@
+"""Tests of how ranks find each other, what a context tells, and how everything ends."""

@@ -1,0 +1,1 @@
+"""Tests of distributed fidelities, and of the solvers that use them."""

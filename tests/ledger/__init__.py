@@ -1,0 +1,1 @@
+"""Tests of the account itself; that every message is booked is tested in ``tests/exchange``."""

@@ -1,0 +1,1 @@
+"""Tests of distributed stacks of operators, against DeepInverse's undistributed ones."""
