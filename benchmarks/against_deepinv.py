@@ -272,7 +272,19 @@ def main(
     cases = [Case(n, s, r, t) for n, s in problems for r in ranks for t in (None, *tilings)]
     runs = list(schedule(cases, repeats, iterations, warm_up))
     outcomes: dict[tuple[Case, str], Outcome] = {}
-    # Files of a stopped run vanish with it; the numbers are written at the end, whole.
+    rows: list[dict[str, Any]] = []
+    options = {
+        "iterations": iterations,
+        "warm_up": warm_up,
+        "repeats": repeats,
+        "threads_per_rank": 1,
+    }
+    machine = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in ("shardinv", "deepinv", "torch")},
+    }
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name, Progress(console=console) as bar:
         folder = Path(name)
         save_networks(folder, network)
@@ -288,21 +300,10 @@ def main(
             else:
                 outcome.add(result, run.iterations)
                 outcome.iterate = torch.load(own / "iterate.pt")
+            # After each run, so that what a stopped benchmark has measured isn't lost.
+            rows = rows_of(outcomes)
+            write_json(output, {"machine": machine, "options": options, "rows": rows})
             bar.advance(task)
-    rows = rows_of(outcomes)
-    options = {
-        "iterations": iterations,
-        "warm_up": warm_up,
-        "repeats": repeats,
-        "threads_per_rank": 1,
-    }
-    machine = {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("shardinv", "deepinv", "torch")},
-    }
-    write_json(output, {"machine": machine, "options": options, "rows": rows})
     title = f"plug-and-play with 8 operators, {repeats} × {iterations} iterations"
     console.print(table_of(rows, title))
     for row in rows:

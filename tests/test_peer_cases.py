@@ -198,9 +198,6 @@ def case_12(ctx: DistributedContext) -> None:
     with torch.no_grad():
         result = distribute(network, ctx, patch_size=16, overlap=4)(x)
         assert_close(result, network(x), ROUNDING, "DnCNN")
-        for border in (result[..., 0, :], result[..., :, -1]):
-            assert border.numel() > 0
-        assert_close(result[..., 0, :], network(x)[..., 0, :], ROUNDING, "border of DnCNN")
         # The window of each of the two tiles is all that a deep network looks at.
         tiled = distribute(deep, ctx, patch_size=32, overlap=32)(x, 0.1)
         assert_close(tiled, deep(x, 0.1), ROUNDING, "DRUNet")
@@ -318,14 +315,22 @@ def case_20(ctx: DistributedContext) -> list[Tensor]:
     expected = StackedPhysicsDataFidelity(several).prox(x, y, reference, **options)
     assert_close(results[-1], expected, 1e-10, "prox of a stacked fidelity")
 
-    denoiser = Shrink()
-    guidance = DPSDataFidelity(denoiser=denoiser)
-    results.append(distribute(guidance, ctx).grad(x, y, physics, 0.1))
-    assert_close(results[-1], guidance.grad(x, y, reference, 0.1), 1e-6, "DPS")
-
     annealed = ALDDataFidelity()
     results.append(distribute(annealed, ctx).grad(x, y, physics, 0.1))
-    assert torch.isfinite(results[-1]).all()
+    expected = sum(annealed.grad(x, e, op, 0.1) for e, op in zip(y, matrices()))
+    assert_close(results[-1], expected, ROUNDING, "score-based annealed Langevin guidance")
+
+    # Diffusion samplers of DeepInverse work in single precision.
+    x, y = x.float(), TensorList([entry.float() for entry in y])
+    physics = distribute(matrices(), ctx, dtype=torch.float32)
+    guidance = DPSDataFidelity(denoiser=Shrink())
+    results.append(distribute(guidance, ctx).grad(x, y, physics, 0.1))
+    # For a stack it is the norm of all residuals together.
+    point = x.clone().requires_grad_()
+    denoised = guidance.denoiser(point, 0.1)
+    residuals = [op.float().A(denoised) - e for e, op in zip(y, matrices())]
+    torch.cat(residuals, 1).norm().backward()
+    assert_close(results[-1], point.grad, 1e-5, "diffusion posterior sampling")
     return results
 
 
@@ -375,16 +380,13 @@ FAILS_ON_RANK_1 = """
 """
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
-def test_23_exception_on_one_rank(launcher: Any) -> None:
+def test_23_exception_on_one_rank() -> None:
     """Peers: the others wait at a barrier on the way out, and the launcher never learns of it."""
-    result = launch_script(FAILS_ON_RANK_1, 2, launcher=launcher, timeout=60)
-    assert result.returncode != 0
-    assert "ZeroDivisionError: the reason" in result.stderr
-    assert "rank 1 failed" in result.stderr
-    if launcher == "spawn":
-        assert all(code != 0 for code in result.returncodes)
-        assert abs(result.ended_at[0] - result.ended_at[1]) < 10
+    result = launch_script(FAILS_ON_RANK_1, 2, launcher="spawn", timeout=60)
+    assert all(code != 0 for code in result.returncodes)
+    for text in ("ZeroDivisionError: the reason", "rank 1 failed"):
+        assert text in result.stderrs[0], "the rank that waited knows why"
+    assert abs(result.ended_at[0] - result.ended_at[1]) < 10
 
 
 def case_24(ctx: DistributedContext) -> list[Tensor]:

@@ -1,0 +1,1 @@
+"""Tests of the commands, run as a user runs them."""

@@ -98,8 +98,22 @@ def closed_over_weights(ctx: DistributedContext) -> None:
     x = torch.rand(1, 1, 16, 16, dtype=torch.float64)
     with torch.no_grad():
         assert (block(x) - layer(x)).abs().max() < 1e-12
-    with pytest.raises(RuntimeError, match=r"it would be lost.*nn\.Module"):
-        block(x)
+    for needs_gradient in (False, True):
+        with pytest.raises(RuntimeError, match=r"it would be lost.*nn\.Module"):
+            block(x.requires_grad_(needs_gradient))
+
+    def descend(image: Tensor) -> Tensor:
+        """Has no weights, and a graph of its own."""
+        with torch.enable_grad():
+            image = image.requires_grad_()
+            energy = (image**4).sum()
+            (gradient,) = torch.autograd.grad(energy, image, create_graph=True)
+        return image - gradient
+
+    block = DistributedProcessing(ctx, descend, TilingOptions(patch_size=8, overlap=1))
+    assert not block(x.detach()).requires_grad
+    (mine,) = torch.autograd.grad(block(x).sum(), x)
+    assert (mine - (1 - 12 * x**2)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

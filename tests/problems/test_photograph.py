@@ -21,6 +21,6 @@ def test_mirrors_as_often_as_needed() -> None:
     assert square.shape == (1, 3, 16, 16)
     # The photograph itself is in the middle, and next to it its mirror images.
     top, left = 7, 6
-    assert torch.equal(square[..., top - 1 : top + 2, left - 1 : left + 4], image)
-    assert torch.equal(square[..., top + 2 : top + 5, left - 1 : left + 4], image.flip(-2))
-    assert torch.equal(square[..., top - 1 : top + 2, left + 4 : left + 9], image.flip(-1))
+    assert torch.equal(square[..., top : top + 3, left : left + 5], image)
+    assert torch.equal(square[..., top + 3 : top + 6, left : left + 5], image.flip(-2))
+    assert torch.equal(square[..., top : top + 3, left + 5 : left + 10], image.flip(-1))

@@ -365,16 +365,16 @@ class DistributedContext:
         )
 
 
-def _timeout(value: float | timedelta | None) -> timedelta:
-    if value is None:
-        text = os.environ.get("SHARDINV_TIMEOUT", "300")
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(f"SHARDINV_TIMEOUT must be seconds, got {text!r}") from None
-    timeout = value if isinstance(value, timedelta) else timedelta(seconds=value)
+def _timeout(given: float | timedelta | None) -> timedelta:
+    name, value = "timeout", given
+    if given is None:
+        name, value = "SHARDINV_TIMEOUT", os.environ.get("SHARDINV_TIMEOUT", "300")
+    try:
+        timeout = value if isinstance(value, timedelta) else timedelta(seconds=float(value))
+    except (ValueError, OverflowError):
+        timeout = timedelta(0)
     if timeout <= timedelta(0):
-        raise ValueError(f"timeout must be above 0 seconds, got {timeout.total_seconds()}")
+        raise ValueError(f"{name} must be a number of seconds above 0, got {value!r}")
     return timeout
 
 

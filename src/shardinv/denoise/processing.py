@@ -245,7 +245,8 @@ class DistributedProcessing(Denoiser):
             If the image is on the wrong device, too small for the options, or the network changes
             its spatial shape.
         RuntimeError
-            If the network loses the gradient that was asked for.
+            If the network loses the gradient that was asked for, or is a function with weights that
+            are not its arguments.
         """
         comm = self.ctx.comm
         with self.ctx.ledger.block(self.block):
@@ -262,7 +263,7 @@ class DistributedProcessing(Denoiser):
             pieces: list[torch.Tensor] = []
             whole: torch.Tensor | None = None
             for batch in schedule.batches:
-                for core, box in self._run(call, batch, image, args, kwargs, tracked, recompute):
+                for core, box in self._run(call, batch, image, args, kwargs, token, recompute):
                     if tracked:
                         pieces.append(core)
                         continue
@@ -318,7 +319,7 @@ class DistributedProcessing(Denoiser):
         image: torch.Tensor,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        tracked: bool,
+        token: torch.Tensor,
         recompute: bool,
     ) -> Iterator[tuple[torch.Tensor, Box]]:
         """Run the network on one batch of tiles of one shape; gives their cores."""
@@ -349,13 +350,16 @@ class DistributedProcessing(Denoiser):
                 f"the network turned tiles of shape {tuple(stacked.shape)} into "
                 f"{tuple(output.shape)}; on tiles it must keep the batch and the spatial shape"
             )
-        if tracked and not output.requires_grad:
+        if token.requires_grad and not output.requires_grad:
             raise RuntimeError(
                 "a gradient was asked for, and the network's output has none: it would be lost. "
                 "Call it under torch.no_grad() if that is what you want"
             )
-        if not tracked and output.requires_grad:
-            output = self._without_graph(output)
+        if output.requires_grad and not isinstance(self.processor, nn.Module):
+            _refuse_weights_of_a_function(output, stacked, token)
+        if not token.requires_grad:
+            # What a network that differentiates inside has left behind.
+            output = output.detach()
         for number, tile in enumerate(batch):
             own = output[number * size : (number + 1) * size]
             yield crop(own, tile.core, tile.window), tile.core
@@ -370,23 +374,8 @@ class DistributedProcessing(Denoiser):
             "They must be the same on every rank",
         )
         if self.ctx.debug and not self.ctx.comm.alone:
-            state = self.state_dict().values()
             check_values(self.ctx, "the network's arguments", *tensors)
-            check_values(self.ctx, "the network's weights", *state)
-
-    def _without_graph(self, output: torch.Tensor) -> torch.Tensor:
-        """What to do with an output that has a gradient though no input and no weight needs one.
-
-        A module that differentiates inside (a gradient-step network) leaves such a graph behind; it
-        is dropped. A function may have it from weights that it closes over.
-        """
-        if isinstance(self.processor, nn.Module):
-            return output.detach()
-        raise RuntimeError(
-            "the function's output needs a gradient of tensors that are not its arguments, and it "
-            "would be lost. Make it an nn.Module that has them as parameters, or call it under "
-            "torch.no_grad()"
-        )
+            check_values(self.ctx, "the network's weights", *self.parameters(), *self.buffers())
 
     def _result_spec(
         self,
@@ -497,6 +486,26 @@ class DistributedProcessing(Denoiser):
     def extra_repr(self) -> str:
         """What ``repr`` shows of the block."""
         return self.describe()
+
+
+def _refuse_weights_of_a_function(
+    output: torch.Tensor, image: torch.Tensor, token: torch.Tensor
+) -> None:
+    """Raise if a function has weights that it closes over: their gradients would not be summed."""
+    seen, ahead = {token.grad_fn}, [output.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and leaf is not image:
+            raise RuntimeError(
+                "the function's output needs a gradient of tensors that are not its arguments, and "
+                "it would be lost. Make it an nn.Module that has them as parameters, or call it "
+                "under torch.no_grad()"
+            )
+        ahead += [before for before, _ in node.next_functions]
 
 
 def _by_shape(grid: TileGrid, hand: Sequence[int]) -> list[list[Tile]]:

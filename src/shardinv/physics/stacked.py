@@ -417,7 +417,7 @@ class DistributedStackedPhysics(StackedPhysics):
     # -- the rest of a stack ---------------------------------------------------------------------
 
     def set_noise_model(self, noise_model: Any, item: int = 0, **kwargs: Any) -> None:
-        """Set the noise model of operator ``item``, on the rank that owns it. Call it on every rank."""
+        """Set the noise model of operator ``item``; to be called on every rank."""
         index = range(len(self))[item]
         self._generators.replace(index, getattr(noise_model, "rng", None))
         if index in self.ownership.mine:

@@ -169,7 +169,9 @@ def _drunet_for(weights: Mapping[str, Tensor]) -> tuple[Denoiser, int]:
     def blocks(stage: str) -> int:
         return len({name.split(".")[1] for name in weights if name.startswith(f"{stage}.")})
 
-    stages = ("m_head", "m_down2.0.res.0", "m_down3.0.res.0", "m_body.0.res.0")
+    # A body of a single block is not numbered.
+    body = "m_body.0.res.0" if "m_body.0.res.0.weight" in weights else "m_body.res.0"
+    stages = ("m_head", "m_down2.0.res.0", "m_down3.0.res.0", body)
     try:
         widths = tuple(int(weights[f"{stage}.weight"].shape[0]) for stage in stages)
     except KeyError as missing:

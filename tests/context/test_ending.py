@@ -1,0 +1,183 @@
+"""Real processes that end: well, on an exception, on a kill, on a rank that never comes.
+
+Times are measured from the moment that something goes wrong, which the programs print: how long
+Python and torch take to start says nothing about this package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.context.programs import program
+from tests.harness import LaunchResult, launch_script
+from tests.harness.launch import Launcher
+
+SECONDS = 15.0
+"""Within which all ranks must have ended: a look every half second, then five seconds of grace."""
+
+
+@dataclass
+class Ended:
+    """How a program of several ranks ended, each rank's streams apart."""
+
+    launch: LaunchResult
+    out: list[str]
+    err: list[str]
+
+    def time_of(self, what: str) -> float:
+        """When some rank said ``what``."""
+        (line,) = [line for text in self.out for line in text.splitlines() if what in line]
+        return float(line.split()[-1])
+
+    @property
+    def last_end(self) -> float:
+        return max(self.launch.ended_at)
+
+    def describe(self) -> str:
+        lines = [f"exit codes {self.launch.returncodes} after {self.launch.seconds:.1f} s"]
+        for rank, (out, err) in enumerate(zip(self.out, self.err, strict=True)):
+            lines += [f"--- rank {rank} ---", out, err]
+        return "\n".join([*lines, "--- launcher ---", self.launch.stderr])
+
+
+def start(
+    folder: Path,
+    body: str,
+    nproc: int,
+    launcher: Launcher,
+    *,
+    lean: bool = True,
+    env: dict[str, str | None] | None = None,
+) -> Ended:
+    arguments = [str(folder), str(nproc)]
+    result = launch_script(
+        program(body, lean), nproc, launcher=launcher, arguments=arguments, timeout=120, env=env
+    )
+    streams = [
+        [(folder / f"{rank}.{name}").read_text() for rank in range(nproc)]
+        for name in ("out", "err")
+    ]
+    return Ended(result, *streams)
+
+
+FAIL = """
+fail, how = {fail}, {how!r}
+with DistributedContext(device_mode="cpu") as ctx:
+    ctx.barrier()
+    if rank == fail:
+        say("failing")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit":
+            sys.exit(3)
+        raise ValueError("broke on purpose")
+    if rank == 2:
+        say("sleeping")
+        time.sleep(60)
+        say("woke")
+    gather(ctx, 1_000_000)
+    say("came through")
+"""
+
+
+def assert_all_ended_soon(ended: Ended, failed: int, cause: str) -> None:
+    """Every rank has failed, soon, and has said why."""
+    description = ended.describe()
+    assert ended.last_end - ended.time_of("failing") < SECONDS, description
+    assert all(code != 0 for code in ended.launch.returncodes), description
+    assert "came through" not in "".join(ended.out), description
+    assert "woke" not in "".join(ended.out), description
+    for rank, err in enumerate(ended.err):
+        assert cause in err, f"rank {rank} does not say {cause!r}\n{description}"
+        if rank != failed:
+            assert f"rank {failed} failed:" in err, description
+            assert "Traceback (most recent call last)" in err, description
+            assert "in <module>" in err, description
+
+
+@pytest.mark.parametrize("fail", [0, 1])
+def test_exception_ends_every_rank_under_torchrun(tmp_path: Path, fail: int) -> None:
+    ended = start(tmp_path, FAIL.format(fail=fail, how="raise"), 2, "torchrun")
+    assert_all_ended_soon(ended, fail, "ValueError: broke on purpose")
+
+
+@pytest.mark.parametrize("fail", [0, 1])
+def test_exception_ends_every_rank_without_supervisor(tmp_path: Path, fail: int) -> None:
+    # A third rank sleeps: it is in no collective that could break.
+    ended = start(tmp_path, FAIL.format(fail=fail, how="raise"), 3, "spawn")
+    assert_all_ended_soon(ended, fail, "ValueError: broke on purpose")
+    assert "rank 2 ends because" in ended.err[2], ended.describe()
+
+
+def test_nonzero_exit_ends_every_rank_too(tmp_path: Path) -> None:
+    ended = start(tmp_path, FAIL.format(fail=1, how="exit"), 2, "mpi-env")
+    assert ended.launch.returncodes[1] == 3
+    assert ended.launch.returncodes[0] != 0
+    assert "SystemExit: 3" in ended.err[0], ended.describe()
+    assert ended.last_end - ended.time_of("failing") < SECONDS, ended.describe()
+
+
+@pytest.mark.parametrize("fail", [0, 1])
+def test_killed_rank_takes_the_others_with_it(tmp_path: Path, fail: int) -> None:
+    ended = start(tmp_path, FAIL.format(fail=fail, how="kill"), 3, "spawn")
+    description = ended.describe()
+    assert ended.launch.returncodes[fail] == -9
+    assert all(code != 0 for code in ended.launch.returncodes), description
+    # Nobody told them: five seconds are spent on waiting for a message that does not come.
+    assert ended.last_end - ended.time_of("failing") < SECONDS + 5, description
+    for rank in {0, 1, 2} - {fail}:
+        assert "RankError" in ended.err[rank] or "ends because" in ended.err[rank], description
+
+
+def test_rank_that_never_comes_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    body = """
+    with DistributedContext(device_mode="cpu") as ctx:
+        assert ctx.timeout.total_seconds() == 5
+        if rank == 0:
+            say("failing")
+            gather(ctx, 1_000_000)
+        time.sleep(60)
+        say("woke")
+    """
+    ended = start(tmp_path, body, 2, "spawn", env={"SHARDINV_TIMEOUT": "5"})
+    description = ended.describe()
+    began = ended.time_of("failing")
+    # After the time-out, five seconds for a reason that may come, three for the others to end.
+    assert 4 < ended.launch.ended_at[0] - began < 5 + SECONDS, description
+    assert "did not answer within 5 s" in ended.err[0], description
+    assert all(code != 0 for code in ended.launch.returncodes), description
+    assert "woke" not in "".join(ended.out), description
+    assert ended.last_end - began < 5 + SECONDS, description
+
+
+CLEAN = """
+for number in (1, 2):  # a second context in one process starts a group anew
+    with DistributedContext(device_mode="cpu", seed=number) as ctx:
+        assert ctx.backend == "gloo", ctx
+        total = ctx.all_reduce(torch.tensor(float(ctx.rank + 1)))
+        assert ctx.all_reduce(torch.ones(100_000)).unique().tolist() == [2.0]
+        assert ctx.broadcast_object(f"{number}, {ctx.rank}", 1) == f"{number}, 1"
+        say(f"rank {ctx.rank} of {ctx.world_size}, local {ctx.local_rank}, sum {total:.0f},")
+        if number == 2 and LEAVE == "by exit":
+            sys.exit(0)
+    assert not torch.distributed.is_initialized()
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "leave"),
+    [("torchrun", "at the end"), ("slurm-env", "by exit"), ("mpi-env", "at the end")],
+)
+def test_everything_ends_well(tmp_path: Path, launcher: Launcher, leave: str) -> None:
+    lean = launcher != "mpi-env"  # one of them imports the package as users do
+    ended = start(tmp_path, f"LEAVE = {leave!r}\n{CLEAN}", 2, launcher, lean=lean)
+    assert ended.launch.returncode == 0, ended.describe()
+    for rank in range(2):
+        said = ended.out[rank].splitlines()
+        assert len(said) == 2, ended.describe()
+        assert all(f"rank {rank} of 2, local {rank}, sum 3," in line for line in said)
+        assert "Traceback" not in ended.err[rank], ended.describe()
+        assert "shardinv:" not in ended.err[rank], ended.describe()

@@ -1,0 +1,1 @@
+"""Tests of the example scripts, run as a user runs them."""
