@@ -165,10 +165,10 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
     """A heading for each case and a line for each system."""
     table = Table(title=title)
     table.add_column("system", no_wrap=True)
-    for name in ("s/iteration", "min", "max", "peer/ours", "MB booked", "on wire"):
-        table.add_column(name, justify="right")
-    for name in ("peak MB", "above set-up", "error"):
-        table.add_column(name, justify="right")
+    for name in ("s/iter", "min", "max", "peer/ours", "MB booked", "MB on wire"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("peak MB", "above", "error"):
+        table.add_column(name, justify="right", no_wrap=True)
     heading = ""
     for row in rows:
         case = f"{row['network']} {row['size']}², {_count(row['ranks'], row)}, {row['tiles']}"
@@ -266,7 +266,7 @@ def main(
         network, size, tiling, iterations, repeats = ["ffdnet"], [256], ["128/24"], 2, 1
     console = Console()
     # A file or a pipe has no width of its own.
-    console = console if console.is_terminal else Console(width=120)
+    console = console if console.is_terminal else Console(width=130)
     tilings = [Tiling.parse(text) for text in tiling]
     problems = [(n, s) for n in network for s in size if n != "drunet" or s <= drunet_up_to]
     cases = [Case(n, s, r, t) for n, s in problems for r in ranks for t in (None, *tilings)]

@@ -123,9 +123,23 @@ def test_a_grey_photograph_on_one_process(tmp_path: Path) -> None:
     run = launch_script(
         PROGRAM,
         arguments=[
-            "demo", "--photograph", str(photograph), "--processes", "1", "--iterations", "3",
-            "--factor", "3", "--tile", "48", "--denoiser", "drunet", "--device", "cpu",
-            "--output", str(output),
+            "demo",
+            "--photograph",
+            str(photograph),
+            "--processes",
+            "1",
+            "--iterations",
+            "3",
+            "--factor",
+            "3",
+            "--tile",
+            "48",
+            "--denoiser",
+            "drunet",
+            "--device",
+            "cpu",
+            "--output",
+            str(output),
         ],
     ).check()
     result = _result(output)
@@ -167,9 +181,20 @@ def test_no_worker_outlives_its_command(how: signal.Signals, tmp_path: Path) -> 
     log = tmp_path / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "demo", *SMALL, "--iterations", "100000",
-             "--output", str(tmp_path / "out")],
-            stdout=file, stderr=file, start_new_session=True,
+            [
+                sys.executable,
+                "-c",
+                PROGRAM,
+                "demo",
+                *SMALL,
+                "--iterations",
+                "100000",
+                "--output",
+                str(tmp_path / "out"),
+            ],
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
         )
     workers: list[int] = []
     try:
@@ -200,7 +225,9 @@ def _until(condition: Any, seconds: float) -> None:
 def _ps(*columns: str) -> list[list[str]]:
     listing = subprocess.run(
         ["ps", "-eo", ",".join(f"{column}=" for column in columns)],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     return [line.split() for line in listing.splitlines()]
 
@@ -210,4 +237,5 @@ def _children(pid: int) -> list[int]:
 
 
 def _runs(pid: int) -> bool:
-    return any(int(other) == pid and not state.startswith("Z") for other, state in _ps("pid", "stat"))
+    rows = _ps("pid", "stat")
+    return any(int(other) == pid and not state.startswith("Z") for other, state in rows)

@@ -23,7 +23,8 @@ def test_colour(tmp_path: Path) -> None:
     assert image.shape == (1, 3, 5, 7)
     assert image.dtype == torch.float32
     assert image.is_contiguous()
-    assert torch.equal((image[0] * 255).round().to(torch.uint8), torch.from_numpy(array.transpose(2, 0, 1)))
+    levels = (image[0] * 255).round().to(torch.uint8)
+    assert torch.equal(levels.permute(1, 2, 0), torch.from_numpy(array))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -38,7 +39,8 @@ def test_grey_keeps_its_depth(dtype: type, tmp_path: Path) -> None:
 
 def test_floats(tmp_path: Path) -> None:
     inside = np.array([[0.0, 0.25], [0.5, 1.0]], dtype=np.float32)
-    assert torch.equal(read_image(_save(tmp_path / "a.tif", inside))[0, 0], torch.from_numpy(inside))
+    image = read_image(_save(tmp_path / "a.tif", inside))
+    assert torch.equal(image[0, 0], torch.from_numpy(inside))
     wide = np.array([[-1.0, 0.0], [50.0, 100.0]], dtype=np.float32)
     expected = torch.tensor([[0, 0], [0.5, 1.0]])
     torch.testing.assert_close(read_image(_save(tmp_path / "b.tif", wide))[0, 0], expected)

@@ -29,5 +29,7 @@ def test_licences_lie_beside_the_files_and_all_is_small() -> None:
 
 
 def test_unknown() -> None:
-    with pytest.raises(KeyError, match="no shipped file is called 'lena'; there are drunet, ffdnet"):
+    with pytest.raises(
+        KeyError, match="no shipped file is called 'lena'; there are drunet, ffdnet"
+    ):
         shipped_file("lena")

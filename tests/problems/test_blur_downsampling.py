@@ -46,9 +46,7 @@ def test_is_deepinv_downsampling(factor: int) -> None:
     torch.manual_seed(0)
     kernel = torch.rand(1, 1, 7, 7)
     ours = BlurDownsampling(kernel, factor)
-    theirs = Downsampling(
-        img_size=(3, 36, 48), filter=kernel, factor=factor, padding="reflect"
-    )
+    theirs = Downsampling(img_size=(3, 36, 48), filter=kernel, factor=factor, padding="reflect")
     x = torch.rand(1, 3, 36, 48)
     torch.testing.assert_close(ours.A(x), theirs.A(x))
     y = theirs.A(x)

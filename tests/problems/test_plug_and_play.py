@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from deepinv.optim.data_fidelity import L2
@@ -48,7 +50,7 @@ def test_without_a_denoiser_it_descends() -> None:
     loop = plug_and_play(torch.zeros_like(truth), y, physics, L2(), None, step, [0.1] * 6)
     values = [sum(float((a - b).norm()) ** 2 for a, b in zip(physics.A(x), y)) for x in loop]
     assert len(values) == 6
-    assert all(later < earlier for earlier, later in zip(values, values[1:], strict=False))
+    assert all(later < earlier for earlier, later in pairwise(values))
 
 
 def test_scores() -> None:

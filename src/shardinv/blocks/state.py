@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from typing import Any, NoReturn, Self
+
 from torch import nn
 
 
@@ -14,3 +17,25 @@ def share_state(block: nn.Module, wrapped: nn.Module) -> None:
     """
     for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
         block.__dict__[table] = wrapped.__dict__[table]
+
+
+class TiedToRanks:
+    """A module that may be copied, since the copy works with the same ranks, but not pickled."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(deepcopy(self.__dict__, memo))
+        return twin
+
+    def __copy__(self) -> Self:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} works with other processes and cannot be pickled. Save "
+            "state_dict() (its keys are those of the undistributed object), or distribute anew "
+            "after loading"
+        )

@@ -70,7 +70,9 @@ def run_workers(command: str, settings: BaseModel, processes: int, *, log: Path)
         try:
             with _terminable():
                 for rank in range(processes):
-                    workers.append(_start(command, settings, rank, processes, port, Path(folder)))
+                    worker = _start(command, settings, rank, processes, port, Path(folder))
+                    # Kept at once: Ctrl-C in between must find those that were started.
+                    workers.append(worker)
                 _wait(workers)
         except KeyboardInterrupt:
             print("\nshardinv: interrupted, all processes are ended", file=sys.stderr)
@@ -95,7 +97,7 @@ def _meeting_point() -> Iterator[int]:
     As ``torchrun`` does: no other program can take the port in between, and the store outlives a
     rank that fails.
     """
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
     )
     try:

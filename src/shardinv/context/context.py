@@ -366,7 +366,8 @@ class DistributedContext:
 
 
 def _timeout(given: float | timedelta | None) -> timedelta:
-    name, value = "timeout", given
+    name = "timeout"
+    value: Any = given
     if given is None:
         name, value = "SHARDINV_TIMEOUT", os.environ.get("SHARDINV_TIMEOUT", "300")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import torch
 from deepinv.optim.data_fidelity import L1, L2, DataFidelity, IndicatorL2
 from deepinv.optim.potential import Potential
-from deepinv.sampling import ALDDataFidelity, DPSDataFidelity
+from deepinv.sampling import ALDDataFidelity, DPSDataFidelity, ILVRDataFidelity
 from deepinv.utils.tensorlist import TensorList
 
-from shardinv.blocks import check_image, share_state
+from shardinv.blocks import TiedToRanks, check_image, share_state
 from shardinv.context import DistributedContext
-from shardinv.exchange import TensorSpec, fan_out
-from shardinv.fidelity.posterior import dps_value
+from shardinv.exchange import TensorSpec, broadcast_tensors, fan_out
+from shardinv.fidelity.posterior import dps_value, ilvr_gradient
 from shardinv.fidelity.proximal import dual_proximal
 from shardinv.fidelity.terms import FidelitySource, Terms
 from shardinv.physics import (
@@ -23,6 +24,7 @@ from shardinv.physics import (
     DistributedStackedPhysics,
     OwnedMeasurements,
 )
+from shardinv.physics.measurements import entry_tensors
 from shardinv.physics.noise import common_seed, stream, stream_seed
 from shardinv.physics.stacked import Measurements
 
@@ -31,7 +33,7 @@ from shardinv.physics.stacked import Measurements
 _COUPLED = ("PiGDMDataFidelity", "MomentMatchingDataFidelity")
 
 
-class DistributedDataFidelity(DataFidelity):
+class DistributedDataFidelity(TiedToRanks, DataFidelity):
     r"""The fidelity :math:`f(x) = \sum_i d_i(A_i(x), y_i)` of a distributed stack.
 
     Made by :func:`shardinv.distribute`. Each rank evaluates the terms of the operators that it
@@ -87,10 +89,17 @@ class DistributedDataFidelity(DataFidelity):
                     "form for a stack, in DeepInverse neither; DPSDataFidelity, "
                     "ALDDataFidelity and ScoreSDEDataFidelity have one"
                 )
+            if isinstance(term, DPSDataFidelity) and reduction == "mean":
+                raise ValueError(
+                    "the guidance of DPSDataFidelity is a norm over all operators, not a sum that "
+                    "has a mean: leave reduction= out"
+                )
         self._draws = 0
-        self._seed = common_seed(ctx) if self._random() else 0
+        self._seed = common_seed(ctx) if self.terms.made_later or self._random() else 0
         if self.terms.single is not None:
             share_state(self, self.terms.single)
+        with ctx.ledger.block(self.block):
+            broadcast_tensors(ctx.comm, self.terms.tensors())
 
     # -- value and gradient ------------------------------------------------------------------------
 
@@ -125,6 +134,8 @@ class DistributedDataFidelity(DataFidelity):
         """
         single = self.terms.single
         if isinstance(single, DPSDataFidelity):
+            _check_whole(single, gather)
+            self._check(physics)
             value, denoised = dps_value(single, x, y, physics, *args, **_without(kwargs))
             return (value, denoised) if kwargs.get("get_model_outputs") else value
         return self._sum(
@@ -153,7 +164,14 @@ class DistributedDataFidelity(DataFidelity):
             Image ``(B, C, *spatial)``.
         """
         single = self.terms.single
+        if isinstance(single, ILVRDataFidelity):
+            _check_whole(single, gather)
+            self._check(physics)
+            self._draws += 1
+            return ilvr_gradient(single, x, y, physics, *args, stream=self._stream, **kwargs)
         if isinstance(single, DPSDataFidelity):
+            _check_whole(single, gather)
+            self._check(physics)
             with torch.enable_grad():
                 point = x.detach().requires_grad_() if not x.requires_grad else x
                 value, denoised = dps_value(single, point, y, physics, *args, **_without(kwargs))
@@ -180,22 +198,22 @@ class DistributedDataFidelity(DataFidelity):
         self._check(physics)
         with self.ctx.ledger.block(self.block):
             check_image(self.ctx, physics.first_use, x)
-            (image,), token = fan_out(self.ctx.comm, x)
+            # Each call works with handles of its own of the terms' weights: their gradients are
+            # partial sums as well, and are summed over the ranks inside the graph.
+            weights = self.terms.weights() if torch.is_grad_enabled() else []
+            (image, *handles), token = fan_out(self.ctx.comm, x, *weights)
             owned = physics.own(y)
             kind = physics.measurement_kind(y)
-            # Some terms of DeepInverse leave a graph of their own behind, whoever asks.
-            keep = torch.is_grad_enabled() and (
-                x.requires_grad
-                or token.requires_grad
-                or owned.token.requires_grad
-                or any(p.requires_grad for t in self.terms.modules() for p in t.parameters())
-            )
+            tracked = torch.is_grad_enabled() and (token.requires_grad or owned.token.requires_grad)
 
             def parts() -> Iterator[torch.Tensor]:
                 for index, op in physics.operators.local_items():
+                    # Some terms mark the very image they are given as in need of a gradient.
+                    given = image if image.requires_grad else image.detach()
                     with self._stream(index):
-                        part = evaluate(self.terms[index], image, owned[index], op)
-                    yield part if keep else part.detach()
+                        part = self.terms.call(index, handles, evaluate, given, owned[index], op)
+                    # And some leave a graph of their own behind, whoever asks.
+                    yield part if tracked or _has_weights(op) else part.detach()
 
             self._draws += 1
             key = None if kind is None else (self.block, name, TensorSpec.of(x), kind)
@@ -252,7 +270,11 @@ class DistributedDataFidelity(DataFidelity):
         single = self.terms.single
         if isinstance(single, L2) and type(single).prox is L2.prox and self._linear(physics):
             scale = gamma * single.norm
-            return physics.prox_l2(x, y, scale / len(physics) if self._mean(physics) else scale)
+            if self._mean(physics) and physics.reduction_name != "mean":
+                scale = scale / len(physics)
+            elif physics.reduction_name == "mean" and not self._mean(physics):
+                scale = scale * len(physics)  # the stack's own normal equations have the mean
+            return physics.prox_l2(x, y, scale)
         if isinstance(single, (L1, IndicatorL2)) and self._linear(physics):
             return self._dual(single, x, y, physics, gamma, **kwargs)
         return Potential.prox(self, x, y, physics, *args, gamma=gamma, **kwargs)
@@ -286,10 +308,17 @@ class DistributedDataFidelity(DataFidelity):
         def prox_distance(_: int, u: Any, entry: Any, scale: torch.Tensor) -> Any:
             if isinstance(single, IndicatorL2):
                 return single.d.prox(u, entry, radius=radius)
+            if isinstance(u, TensorList):
+                return TensorList([soft(a, b, scale) for a, b in zip(u.x, entry.x, strict=True)])
+            return soft(u, entry, scale)
+
+        def soft(u: torch.Tensor, entry: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            # Not L1Distance.prox: softshrink takes a plain number only, and real values.
             threshold = weight / scale
-            # Not L1Distance.prox: softshrink takes a plain number only, and would wait for it.
+            if threshold.ndim == 1:
+                threshold = threshold.view(-1, *[1] * (u.ndim - 1))
             shift = u - entry
-            return entry + shift.sign() * (shift.abs() - threshold).clamp(min=0)
+            return entry + shift.sgn() * (shift.abs() - threshold).clamp(min=0)
 
         return dual_proximal(
             x,
@@ -320,11 +349,26 @@ class DistributedDataFidelity(DataFidelity):
             return getattr(self.terms[index], name)(first, second, *args, **kwargs)
 
         if isinstance(u, torch.Tensor):
+            if self.terms.single is None:
+                raise TypeError(
+                    f"{name} of {self.terms.count} terms needs a list of points, one for each, "
+                    "got a tensor"
+                )
             return apply(0, u, y)
         if len(u) != len(y):
             raise ValueError(f"{len(u)} points and {len(y)} measurements are given")
         if isinstance(u, OwnedMeasurements):
-            return u.like({i: apply(i, entry, y[i]) for i, entry in u.local_items()}, key=u.key)
+            result = u.like({i: apply(i, entry, y[i]) for i, entry in u.local_items()})
+            if isinstance(y, OwnedMeasurements):
+                result.token = u.token + y.token
+            elif torch.is_grad_enabled() and any(
+                t.requires_grad for entry in y for t in entry_tensors(entry)
+            ):
+                raise ValueError(
+                    f"{name} is given points that know their owner, and full measurements that "
+                    "need a gradient: make them know their owner too, with physics.own(y)"
+                )
+            return result
         return TensorList([apply(i, first, y[i]) for i, first in enumerate(u)])
 
     def describe(self) -> str:
@@ -347,6 +391,18 @@ def _gradient(
         # L2.grad applies the adjoint twice, to A x and to y; to their difference is the same.
         return DataFidelity.grad(term, image, entry, op, *args, **kwargs)
     return term.grad(image, entry, op, *args, **kwargs)
+
+
+def _has_weights(op: Any) -> bool:
+    """Whether an operator has parameters, or buffers in the role of some, that are trained."""
+    return any(t.requires_grad for t in itertools.chain(op.parameters(), op.buffers()))
+
+
+def _check_whole(term: DataFidelity, gather: bool) -> None:
+    if not gather:
+        raise ValueError(
+            f"{type(term).__name__} is no sum over operators: gather=False has no meaning for it"
+        )
 
 
 def _without(kwargs: Mapping[str, Any]) -> dict[str, Any]:

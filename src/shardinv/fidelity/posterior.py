@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from deepinv.models import Denoiser
 from deepinv.physics import GaussianNoise
-from deepinv.sampling import DPSDataFidelity
+from deepinv.sampling import DPSDataFidelity, ILVRDataFidelity
 
 from shardinv.blocks import check_image
 from shardinv.exchange import TensorSpec, fan_out
-from shardinv.physics import DistributedStackedPhysics
+from shardinv.physics import DistributedStackedLinearPhysics, DistributedStackedPhysics
 from shardinv.physics.stacked import Measurements
 
 
@@ -62,6 +64,7 @@ def dps_value(
         check_image(physics.ctx, physics.first_use, denoised, "the denoised image")
         (image,), token = fan_out(physics.ctx.comm, denoised)
         owned = physics.own(y)
+        kind = physics.measurement_kind(y)
 
         def parts() -> Any:
             for index, op in physics.operators.local_items():
@@ -80,7 +83,7 @@ def dps_value(
             parts(),
             token + owned.token,
             True,
-            ("dps", term.guidance, TensorSpec.of(denoised)),
+            None if kind is None else ("dps", term.guidance, TensorSpec.of(denoised), kind),
         )
     value = total.sqrt() if term.guidance == "norm" else total / 2
     return term.weight * value, denoised
@@ -92,3 +95,53 @@ def _variance(op: Any, difference: torch.Tensor, sigma: torch.Tensor | float) ->
     measured = Denoiser._handle_sigma(sigma_y, reference_tensor=difference)
     current = Denoiser._handle_sigma(sigma, reference_tensor=difference)
     return (measured**2 + current**2).flatten()
+
+
+def ilvr_gradient(
+    term: ILVRDataFidelity,
+    x: torch.Tensor,
+    y: Measurements,
+    physics: DistributedStackedPhysics,
+    sigma: torch.Tensor | float,
+    *args: Any,
+    stream: Callable[[int], AbstractContextManager[None]],
+    **kwargs: Any,
+) -> torch.Tensor:
+    r"""The guidance of iterative latent variable refinement for a stack, :math:`\lambda A^\dagger r`.
+
+    The pseudo-inverse is that of the whole stack, which no sum over operators gives.
+
+    Parameters
+    ----------
+    term
+        The fidelity.
+    x
+        Noisy image ``(B, C, *spatial)``, the same on every rank.
+    y
+        Measurements; each is noised on its own rank.
+    physics
+        The stack, linear.
+    sigma
+        Noise level of ``x``: a number, or one for each batch entry.
+    stream
+        Of an operator's index: where its random numbers come from.
+
+    References
+    ----------
+    Choi, Kim, Jeong, Gwon, Yoon, "ILVR: conditioning method for denoising diffusion probabilistic
+    models", ICCV 2021.
+    """
+    if not isinstance(physics, DistributedStackedLinearPhysics):
+        raise TypeError(f"{type(term).__name__} needs a stack of linear operators")
+    owned = physics.own(y)
+    residual: dict[int, Any] = {}
+    forward = physics.A(x, gather=False)
+    for index, entry in forward.local_items():
+        with stream(index):
+            difference = entry - term._noised_measurements(owned[index], sigma)
+        operator = physics.operators[index]
+        residual[index] = difference / term._guidance_strength(operator, sigma, difference)
+    keyed = forward.key is not None and owned.key is not None
+    result = forward.like(residual, key=("ilvr", forward.key, owned.key) if keyed else None)
+    result.token = forward.token + owned.token
+    return term.weight * physics.A_dagger(result)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from deepinv.optim.data_fidelity import DataFidelity, StackedPhysicsDataFidelity
+from torch.func import functional_call
 
 FidelityFactory: TypeAlias = Callable[..., DataFidelity]
 FidelitySource: TypeAlias = DataFidelity | Sequence[DataFidelity] | FidelityFactory
@@ -94,6 +95,55 @@ class Terms:
                 f"there are {self.count} fidelity terms for a stack of {operators} operators"
             )
 
+    @property
+    def made_later(self) -> bool:
+        """Whether a factory makes the terms, each on the rank of its operator."""
+        return self._factory is not None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers that all ranks have: of terms that were not made by a factory."""
+        terms = [] if self.made_later else self.modules()
+        return [tensor for term in terms for tensor in (*term.parameters(), *term.buffers())]
+
+    def weights(self) -> list[torch.nn.Parameter]:
+        """The parameters that are trained, of terms that all ranks have."""
+        return [weight for _, weight in self._weights()]
+
+    def _weights(self) -> list[tuple[tuple[DataFidelity, str], torch.nn.Parameter]]:
+        terms = [] if self.made_later else self.modules()
+        found = [((t, name), p) for t in terms for name, p in t.named_parameters()]
+        return [(place, parameter) for place, parameter in found if parameter.requires_grad]
+
+    def call(
+        self,
+        index: int,
+        handles: Sequence[torch.Tensor],
+        evaluate: Callable[..., torch.Tensor],
+        *args: Any,
+    ) -> torch.Tensor:
+        """``evaluate(term, *args)`` for an operator's term, with these in place of its weights."""
+        term = self[index]
+        if not handles:
+            return evaluate(term, *args)
+        places = [place for place, _ in self._weights()]
+        named = {
+            f"term.{name}": handle
+            for (owner, name), handle in zip(places, handles, strict=True)
+            if owner is term
+        }
+        return functional_call(_Call(term), named, (evaluate, *args))
+
     def modules(self) -> list[DataFidelity]:
         """The terms at hand."""
         return [self.single] if self.single is not None else list(self._made.values())
+
+
+class _Call(torch.nn.Module):
+    """Calls any method of a term as a forward, so that its weights can be replaced for the call."""
+
+    def __init__(self, term: DataFidelity) -> None:
+        super().__init__()
+        self.term = term
+
+    def forward(self, evaluate: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+        return evaluate(self.term, *args)

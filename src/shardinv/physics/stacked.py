@@ -14,7 +14,7 @@ import torch
 from deepinv.physics import LinearPhysics, Physics, StackedPhysics
 from deepinv.utils.tensorlist import TensorList
 
-from shardinv.blocks import check_image
+from shardinv.blocks import TiedToRanks, check_image
 from shardinv.context import DistributedContext
 from shardinv.exchange import (
     DisagreementError,
@@ -32,7 +32,7 @@ Measurements: TypeAlias = TensorList | Sequence[Measurement] | OwnedMeasurements
 """What a block takes as measurements: a full list, or one that knows its owners."""
 
 
-class DistributedStackedPhysics(StackedPhysics):
+class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
     r"""A stack of operators, each applied on the rank that owns it.
 
     Made by :func:`shardinv.distribute`. Stands in for the ``deepinv.physics.StackedPhysics`` it was
@@ -405,6 +405,7 @@ class DistributedStackedPhysics(StackedPhysics):
             self.ctx.comm,
             self.first_use,
             token,
+            key=("full", self.measurement_kind(y)),
         )
 
     def measurement_kind(self, y: Measurements) -> Hashable | None:
@@ -459,7 +460,7 @@ def _operator_options(reduce_op: None, kwargs: Mapping[str, Any]) -> dict[str, A
 def _difference(a: OwnedMeasurements, b: OwnedMeasurements) -> OwnedMeasurements:
     result = a.like({index: entry - b[index] for index, entry in a.local_items()})
     result.token = a.token + b.token
-    result.key = a.key
+    result.key = None if a.key is None or b.key is None else ("difference", a.key, b.key)
     return result
 
 

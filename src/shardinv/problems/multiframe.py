@@ -16,7 +16,7 @@ from deepinv.physics import GaussianNoise, StackedLinearPhysics, stack
 from shardinv.problems.blur_downsampling import BlurDownsampling
 from shardinv.problems.kernels import shifted_gaussian
 
-# The plastic number: its powers give the two-dimensional low-discrepancy sequence of Roberts (2018).
+# The plastic number: its powers give the low-discrepancy sequence R2 of M. Roberts (2018).
 _PLASTIC = 1.3247179572447460
 
 

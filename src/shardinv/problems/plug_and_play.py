@@ -113,4 +113,3 @@ def plug_and_play(
             if denoiser is not None:
                 x = denoiser(x, sigma)
         yield x
-

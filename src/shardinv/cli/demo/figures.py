@@ -22,7 +22,7 @@ from shardinv.cli.demo.settings import DemoSettings
 from shardinv.io import atomic_file
 from shardinv.problems import ssim
 
-_STYLE = {
+_STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.titlesize": 11,
@@ -43,9 +43,7 @@ class _Panel:
     image: Tensor
 
 
-def draw_comparison(
-    path: Path, settings: DemoSettings, scene: Scene, outcome: Outcome
-) -> None:
+def draw_comparison(path: Path, settings: DemoSettings, scene: Scene, outcome: Outcome) -> None:
     """Truth, one frame, bicubic interpolation and reconstruction, each whole and in two zooms."""
     assert outcome.reconstruction is not None
     side = scene.side
@@ -80,9 +78,7 @@ def draw_comparison(
             for row in range(3):
                 left = gap + column * (size + gap)
                 low = bottom + (2 - row) * (size + gap)
-                axes = figure.add_axes(
-                    (left / width, low / height, size / width, size / height)
-                )
+                axes = figure.add_axes((left / width, low / height, size / width, size / height))
                 axes.set_xticks([])
                 axes.set_yticks([])
                 # Whole images are scaled down, zooms show their pixels.
@@ -103,12 +99,23 @@ def draw_comparison(
                                 Rectangle((x, y), length, length, fill=False, lw=line, ec=ink)
                             )
                     axes.text(
-                        0.5, 1.085, panel.title, transform=axes.transAxes,
-                        ha="center", va="bottom", fontsize=12, fontweight="bold",
+                        0.5,
+                        1.085,
+                        panel.title,
+                        transform=axes.transAxes,
+                        ha="center",
+                        va="bottom",
+                        fontsize=12,
+                        fontweight="bold",
                     )
                     axes.text(
-                        0.5, 1.02, panel.facts, transform=axes.transAxes,
-                        ha="center", va="bottom", fontsize=10.5,
+                        0.5,
+                        1.02,
+                        panel.facts,
+                        transform=axes.transAxes,
+                        ha="center",
+                        va="bottom",
+                        fontsize=10.5,
                     )
                 else:
                     y, x, length = zooms[row - 1]
@@ -125,8 +132,13 @@ def draw_comparison(
         elif scene.mirrored:
             notes.append("photograph continued by mirror images")
         figure.text(
-            gap / width, 0.09 / height, ";  ".join(notes), fontsize=8.5, color="#444444",
-            ha="left", va="bottom",
+            gap / width,
+            0.09 / height,
+            ";  ".join(notes),
+            fontsize=8.5,
+            color="#444444",
+            ha="left",
+            va="bottom",
         )
         _save(figure, path)
 

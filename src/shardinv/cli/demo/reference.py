@@ -1,4 +1,4 @@
-"""The same algorithm, undistributed: DeepInverse's own objects and the network on the whole image."""
+"""The same algorithm, undistributed: DeepInverse's own objects, the network on the whole image."""
 
 from __future__ import annotations
 

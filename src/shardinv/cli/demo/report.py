@@ -37,7 +37,8 @@ def print_header(settings: DemoSettings, scene: Scene, outcome: Outcome) -> None
     tiles = f"{count} tiles" if count > 1 else "1 tile"
     height, width = max(tile.core.shape for tile in outcome.tiles.tiles)
     print(f"photograph     {origin}")
-    print(f"measurements   {settings.frames} frames of {coarse} × {coarse} pixels, noise {settings.noise:g}")
+    frames = f"{settings.frames} frames" if settings.frames > 1 else "1 frame"
+    print(f"measurements   {frames} of {coarse} × {coarse} pixels, noise {settings.noise:g}")
     print(f"denoiser       {settings.denoiser} on {tiles} of at most {height} × {width} pixels,")
     print(
         f"               halo {outcome.tiles.halo[0]}, work multiplier "

@@ -110,7 +110,12 @@ def _reconstruct(
 
     loop = plug_and_play(start, y, physics, fidelity, denoiser, step, sigmas)
     outcome.reconstructing, image = follow(
-        "reconstructing", loop, start, truth, settings.iterations, ctx,
+        "reconstructing",
+        loop,
+        start,
+        truth,
+        settings.iterations,
+        ctx,
         then=reference.compare if reference is not None else None,
     )
     outcome.reconstruction = image.clamp(0, 1).cpu()

@@ -13,7 +13,7 @@ from shardinv.io import PHOTOGRAPHS, ImageError, read_image, shipped_file
 from shardinv.problems import centre_square
 
 # The licence of the shipped photographs asks that the author is named where they are shown.
-_CREDITS = {name: "Aitzol Berasategi, 2018, CC BY 4.0" for name in PHOTOGRAPHS}
+_CREDITS = dict.fromkeys(PHOTOGRAPHS, "Aitzol Berasategi, 2018, CC BY 4.0")
 
 
 @dataclass(frozen=True)

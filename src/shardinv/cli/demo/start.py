@@ -28,7 +28,9 @@ def start_demo(settings: DemoSettings) -> int:
     try:
         check(settings)
     except UsageError as error:
-        raise UsageError(str(error), told=not joined or detect_launch(os.environ).rank == 0) from None
+        raise UsageError(
+            str(error), told=not joined or detect_launch(os.environ).rank == 0
+        ) from None
     if joined:
         run_demo(settings)
         return 0
