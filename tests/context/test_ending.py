@@ -6,6 +6,8 @@ Python and torch take to start says nothing about this package.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,26 +45,6 @@ class Ended:
         return "\n".join([*lines, "--- launcher ---", self.launch.stderr])
 
 
-def start(
-    folder: Path,
-    body: str,
-    nproc: int,
-    launcher: Launcher,
-    *,
-    lean: bool = True,
-    env: dict[str, str | None] | None = None,
-) -> Ended:
-    arguments = [str(folder), str(nproc)]
-    result = launch_script(
-        program(body, lean), nproc, launcher=launcher, arguments=arguments, timeout=120, env=env
-    )
-    streams = [
-        [(folder / f"{rank}.{name}").read_text() for rank in range(nproc)]
-        for name in ("out", "err")
-    ]
-    return Ended(result, *streams)
-
-
 FAIL = """
 fail, how = {fail}, {how!r}
 with DistributedContext(device_mode="cpu") as ctx:
@@ -83,75 +65,15 @@ with DistributedContext(device_mode="cpu") as ctx:
 """
 
 
-def assert_all_ended_soon(ended: Ended, failed: int, cause: str) -> None:
-    """Every rank has failed, soon, and has said why."""
-    description = ended.describe()
-    assert ended.last_end - ended.time_of("failing") < SECONDS, description
-    assert all(code != 0 for code in ended.launch.returncodes), description
-    assert "came through" not in "".join(ended.out), description
-    assert "woke" not in "".join(ended.out), description
-    for rank, err in enumerate(ended.err):
-        assert cause in err, f"rank {rank} does not say {cause!r}\n{description}"
-        if rank != failed:
-            assert f"rank {failed} failed:" in err, description
-            assert "Traceback (most recent call last)" in err, description
-            assert "in <module>" in err, description
-
-
-@pytest.mark.parametrize("fail", [0, 1])
-def test_exception_ends_every_rank_under_torchrun(tmp_path: Path, fail: int) -> None:
-    ended = start(tmp_path, FAIL.format(fail=fail, how="raise"), 2, "torchrun")
-    assert_all_ended_soon(ended, fail, "ValueError: broke on purpose")
-
-
-@pytest.mark.parametrize("fail", [0, 1])
-def test_exception_ends_every_rank_without_supervisor(tmp_path: Path, fail: int) -> None:
-    # A third rank sleeps: it is in no collective that could break.
-    ended = start(tmp_path, FAIL.format(fail=fail, how="raise"), 3, "spawn")
-    assert_all_ended_soon(ended, fail, "ValueError: broke on purpose")
-    assert "rank 2 ends because" in ended.err[2], ended.describe()
-
-
-def test_nonzero_exit_ends_every_rank_too(tmp_path: Path) -> None:
-    ended = start(tmp_path, FAIL.format(fail=1, how="exit"), 2, "mpi-env")
-    assert ended.launch.returncodes[1] == 3
-    assert ended.launch.returncodes[0] != 0
-    assert "SystemExit: 3" in ended.err[0], ended.describe()
-    assert ended.last_end - ended.time_of("failing") < SECONDS, ended.describe()
-
-
-@pytest.mark.parametrize("fail", [0, 1])
-def test_killed_rank_takes_the_others_with_it(tmp_path: Path, fail: int) -> None:
-    ended = start(tmp_path, FAIL.format(fail=fail, how="kill"), 3, "spawn")
-    description = ended.describe()
-    assert ended.launch.returncodes[fail] == -9
-    assert all(code != 0 for code in ended.launch.returncodes), description
-    # Nobody told them: five seconds are spent on waiting for a message that does not come.
-    assert ended.last_end - ended.time_of("failing") < SECONDS + 5, description
-    for rank in {0, 1, 2} - {fail}:
-        assert "RankError" in ended.err[rank] or "ends because" in ended.err[rank], description
-
-
-def test_rank_that_never_comes_is_given_up_after_the_timeout(tmp_path: Path) -> None:
-    body = """
-    with DistributedContext(device_mode="cpu") as ctx:
-        assert ctx.timeout.total_seconds() == 5
-        if rank == 0:
-            say("failing")
-            gather(ctx, 1_000_000)
-        time.sleep(60)
-        say("woke")
-    """
-    ended = start(tmp_path, body, 2, "spawn", env={"SHARDINV_TIMEOUT": "5"})
-    description = ended.describe()
-    began = ended.time_of("failing")
-    # After the time-out, five seconds for a reason that may come, three for the others to end.
-    assert 4 < ended.launch.ended_at[0] - began < 5 + SECONDS, description
-    assert "did not answer within 5 s" in ended.err[0], description
-    assert all(code != 0 for code in ended.launch.returncodes), description
-    assert "woke" not in "".join(ended.out), description
-    assert ended.last_end - began < 5 + SECONDS, description
-
+NEVER_COMES = """
+with DistributedContext(device_mode="cpu") as ctx:
+    assert ctx.timeout.total_seconds() == 5
+    if rank == 0:
+        say("failing")
+        gather(ctx, 1_000_000)
+    time.sleep(60)
+    say("woke")
+"""
 
 CLEAN = """
 for number in (1, 2):  # a second context in one process starts a group anew
@@ -167,13 +89,135 @@ for number in (1, 2):  # a second context in one process starts a group anew
 """
 
 
-@pytest.mark.parametrize(
-    ("launcher", "leave"),
-    [("torchrun", "at the end"), ("slurm-env", "by exit"), ("mpi-env", "at the end")],
-)
-def test_everything_ends_well(tmp_path: Path, launcher: Launcher, leave: str) -> None:
-    lean = launcher != "mpi-env"  # one of them imports the package as users do
-    ended = start(tmp_path, f"LEAVE = {leave!r}\n{CLEAN}", 2, launcher, lean=lean)
+@dataclass(frozen=True)
+class Scenario:
+    """A program and how it is started."""
+
+    body: str
+    nproc: int
+    launcher: Launcher
+    lean: bool = True
+    timeout: str | None = None
+
+    def run(self, folder: Path) -> Ended:
+        result = launch_script(
+            program(self.body, self.lean),
+            self.nproc,
+            launcher=self.launcher,
+            arguments=[str(folder), str(self.nproc)],
+            timeout=150,
+            env={"SHARDINV_TIMEOUT": self.timeout},
+        )
+        streams = [
+            [(folder / f"{rank}.{name}").read_text() for rank in range(self.nproc)]
+            for name in ("out", "err")
+        ]
+        return Ended(result, *streams)
+
+
+def failing(fail: int, how: str, nproc: int, launcher: Launcher) -> Scenario:
+    return Scenario(FAIL.format(fail=fail, how=how), nproc, launcher)
+
+
+# A third rank sleeps: it is in no collective that could break.
+SCENARIOS = {
+    "torchrun, rank 0 raises": failing(0, "raise", 2, "torchrun"),
+    "torchrun, rank 1 raises": failing(1, "raise", 2, "torchrun"),
+    "alone, rank 0 raises": failing(0, "raise", 3, "spawn"),
+    "alone, rank 1 raises": failing(1, "raise", 3, "spawn"),
+    "rank 0 is killed": failing(0, "kill", 3, "spawn"),
+    "rank 1 is killed": failing(1, "kill", 3, "spawn"),
+    "rank 1 exits with 3": failing(1, "exit", 2, "mpi-env"),
+    "rank 1 never comes": Scenario(NEVER_COMES, 2, "spawn", timeout="5"),
+    "torchrun, all goes well": Scenario(f"LEAVE = 'at the end'\n{CLEAN}", 2, "torchrun"),
+    "srun, all exit with 0": Scenario(f"LEAVE = 'by exit'\n{CLEAN}", 2, "slurm-env"),
+    # One of them imports the package as users do.
+    "mpirun, all goes well": Scenario(f"LEAVE = 'at the end'\n{CLEAN}", 2, "mpi-env", lean=False),
+}
+
+
+@pytest.fixture(scope="module")
+def run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Ended]]:
+    """Start the scenarios of all selected tests, two at a time: most of each is waiting."""
+    wanted = [
+        item.callspec.params["scenario"]
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
+    with ThreadPoolExecutor(2) as executor:
+        futures: dict[str, Future[Ended]] = {
+            name: executor.submit(SCENARIOS[name].run, tmp_path_factory.mktemp("ranks"))
+            for name in wanted
+        }
+        yield lambda name: futures[name].result()
+        for future in futures.values():
+            future.cancel()
+
+
+def assert_all_ended_soon(ended: Ended, failed: int, cause: str) -> None:
+    """Every rank has failed, soon, and has said why."""
+    description = ended.describe()
+    assert ended.last_end - ended.time_of("failing") < SECONDS, description
+    assert all(code != 0 for code in ended.launch.returncodes), description
+    assert "came through" not in "".join(ended.out), description
+    assert "woke" not in "".join(ended.out), description
+    for rank, err in enumerate(ended.err):
+        assert cause in err, f"rank {rank} does not say {cause!r}\n{description}"
+        if rank != failed:
+            assert f"rank {failed} failed:" in err, description
+            assert "Traceback (most recent call last)" in err, description
+            assert "in <module>" in err, description
+
+
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name.endswith("raises")])
+def test_exception_ends_every_rank(run: Callable[[str], Ended], scenario: str) -> None:
+    ended = run(scenario)
+    assert_all_ended_soon(ended, int("rank 1" in scenario), "ValueError: broke on purpose")
+    if len(ended.err) > 2:
+        assert "rank 2 ends because" in ended.err[2], ended.describe()
+
+
+@pytest.mark.parametrize("scenario", ["rank 1 exits with 3"])
+def test_nonzero_exit_ends_every_rank_too(run: Callable[[str], Ended], scenario: str) -> None:
+    ended = run(scenario)
+    assert ended.launch.returncodes[1] == 3
+    assert ended.launch.returncodes[0] != 0
+    assert "SystemExit: 3" in ended.err[0], ended.describe()
+    assert ended.last_end - ended.time_of("failing") < SECONDS, ended.describe()
+
+
+@pytest.mark.parametrize("scenario", ["rank 0 is killed", "rank 1 is killed"])
+def test_killed_rank_takes_the_others_with_it(run: Callable[[str], Ended], scenario: str) -> None:
+    ended, killed = run(scenario), int("rank 1" in scenario)
+    description = ended.describe()
+    assert ended.launch.returncodes[killed] == -9
+    assert all(code != 0 for code in ended.launch.returncodes), description
+    # Nobody told them: five seconds are spent on waiting for a message that does not come.
+    assert ended.last_end - ended.time_of("failing") < SECONDS + 5, description
+    for rank in {0, 1, 2} - {killed}:
+        assert "RankError" in ended.err[rank] or "ends because" in ended.err[rank], description
+
+
+@pytest.mark.parametrize("scenario", ["rank 1 never comes"])
+def test_rank_that_never_comes_is_given_up_after_the_timeout(
+    run: Callable[[str], Ended], scenario: str
+) -> None:
+    ended = run(scenario)
+    description = ended.describe()
+    began = ended.time_of("failing")
+    # After the time-out, five seconds for a reason that may come, three for the others to end.
+    assert 4 < ended.launch.ended_at[0] - began < 5 + SECONDS, description
+    assert "did not answer within 5 s" in ended.err[0], description
+    assert all(code != 0 for code in ended.launch.returncodes), description
+    assert "woke" not in "".join(ended.out), description
+    assert ended.last_end - began < 5 + SECONDS, description
+
+
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if ", all " in name])
+def test_everything_ends_well(run: Callable[[str], Ended], scenario: str) -> None:
+    ended = run(scenario)
     assert ended.launch.returncode == 0, ended.describe()
     for rank in range(2):
         said = ended.out[rank].splitlines()

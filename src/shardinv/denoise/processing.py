@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from shardinv.blocks import check_image, check_values, share_state
 from shardinv.context import DistributedContext
 from shardinv.denoise.conditioning import cut_argument
 from shardinv.denoise.strides import network_stride
+from shardinv.denoise.tiling import Schedule, TilingOptions
 from shardinv.exchange import (
     DisagreementError,
     FirstUse,
@@ -27,115 +27,7 @@ from shardinv.exchange import (
     fan_out,
     gather_boxes,
 )
-from shardinv.geometry import Box, Layout, Tile, TileGrid, deal, imbalance
-
-
-@dataclass(frozen=True)
-class TilingOptions:
-    """How an image is cut into tiles for a network.
-
-    Parameters
-    ----------
-    patch_size
-        Largest core of a tile in pixels: one number, or one for each tiled axis.
-    overlap
-        Halo in pixels on each interior side of a tile: one number, or one for each tiled axis.
-        Rounded up to the network's stride.
-    max_batch_size
-        Most tiles in one call of the network; None chooses: one on a CPU, where more is no faster,
-        and about a million pixels on a GPU.
-    tiling_dims
-        Axes that are cut, of ``(B, C, *spatial)``: one, several, or None for all spatial ones.
-    checkpoint_batches
-        Whether a backward pass recomputes activations batch by batch: ``"always"``, ``"never"``,
-        or ``"auto"``, where there is more than one batch.
-    stride
-        Cores and windows start at multiples of it; None takes what is known of the network.
-    """
-
-    patch_size: int | tuple[int, ...] = 256
-    overlap: int | tuple[int, ...] = 64
-    max_batch_size: int | None = None
-    tiling_dims: int | tuple[int, ...] | None = None
-    checkpoint_batches: str = "auto"
-    stride: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("patch_size", 1), ("overlap", 0)):
-            value = getattr(self, name)
-            values = value if isinstance(value, (tuple, list)) else (value,)
-            if not values or not all(isinstance(v, int) and v >= least for v in values):
-                raise ValueError(
-                    f"{name} must be a whole number of pixels, at least {least}, or one for each "
-                    f"tiled axis, got {value!r}"
-                )
-        if self.max_batch_size is not None and not (
-            isinstance(self.max_batch_size, int) and self.max_batch_size >= 1
-        ):
-            raise ValueError(
-                f"max_batch_size must be a whole number of at least 1 or None, "
-                f"got {self.max_batch_size!r}"
-            )
-        if self.checkpoint_batches not in ("auto", "always", "never"):
-            raise ValueError(
-                "checkpoint_batches must be 'auto', 'always' or 'never', "
-                f"got {self.checkpoint_batches!r}"
-            )
-        if self.stride is not None and not (isinstance(self.stride, int) and self.stride >= 1):
-            raise ValueError(
-                f"stride must be a whole number of pixels, at least 1, or None, got {self.stride!r}"
-            )
-        axes = self.tiling_dims if isinstance(self.tiling_dims, (tuple, list)) else ()
-        if not isinstance(self.tiling_dims, (int, type(None))) and not (
-            axes and all(isinstance(axis, int) for axis in axes)
-        ):
-            raise ValueError(
-                "tiling_dims must be an axis of (B, C, *spatial), several, or None for all spatial "
-                f"ones, got {self.tiling_dims!r}"
-            )
-
-    def tiled_axes(self, ndim: int) -> tuple[int, ...]:
-        """The axes that are cut, of an image with ``ndim`` axes, in the order given."""
-        if self.tiling_dims is None:
-            return tuple(range(2, ndim))
-        given = (
-            self.tiling_dims if isinstance(self.tiling_dims, (tuple, list)) else (self.tiling_dims,)
-        )
-        axes = tuple(axis + ndim if axis < 0 else axis for axis in given)
-        if len(set(axes)) != len(axes) or not all(2 <= axis < ndim for axis in axes):
-            raise ValueError(
-                f"tiling_dims {self.tiling_dims} must name distinct spatial axes of an image with "
-                f"{ndim} axes (B, C, *spatial): 2 to {ndim - 1}"
-            )
-        return axes
-
-    def grid(self, spatial: Sequence[int], stride: int) -> TileGrid:
-        """The tiles of an image of the given spatial shape. Axes that are not cut are whole."""
-        axes = self.tiled_axes(len(spatial) + 2)
-        patch, halo = list(spatial), [0] * len(spatial)
-        align = [1] * len(spatial)
-        for name, target in (("patch_size", patch), ("overlap", halo)):
-            value = getattr(self, name)
-            values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * len(axes)
-            if len(values) != len(axes):
-                raise ValueError(
-                    f"{name} {value} has {len(values)} numbers, {len(axes)} axes are tiled"
-                )
-            for axis, number in zip(axes, values, strict=True):
-                target[axis - 2] = number
-        for axis in axes:
-            align[axis - 2] = stride
-        return TileGrid.cover(spatial, patch, halo, align)
-
-
-@dataclass(frozen=True)
-class _Schedule:
-    """The tiles of one image shape, and who computes which, in which batches."""
-
-    grid: TileGrid
-    hands: tuple[tuple[int, ...], ...]
-    layout: Layout
-    batches: tuple[tuple[Tile, ...], ...]
+from shardinv.geometry import Box, Tile
 
 
 class DistributedProcessing(Denoiser):
@@ -184,7 +76,7 @@ class DistributedProcessing(Denoiser):
         self.stride = self.options.stride or network_stride(processor)
         self.checkpoint_preserve_rng_state = checkpoint_preserve_rng_state
         self.first_use = FirstUse(ctx.comm, every_call=ctx.debug)
-        self._schedules: dict[tuple[int, ...], _Schedule] = {}
+        self._schedules: dict[tuple[int, ...], Schedule] = {}
         # Kept out of the table of submodules: the block has the network's own entries there.
         object.__setattr__(self, "processor", processor)
         if isinstance(processor, nn.Module):
@@ -411,7 +303,7 @@ class DistributedProcessing(Denoiser):
     def _spread(
         self,
         pieces: Sequence[torch.Tensor],
-        schedule: _Schedule,
+        schedule: Schedule,
         result: TensorSpec,
         token: torch.Tensor,
     ) -> torch.Tensor:
@@ -423,28 +315,19 @@ class DistributedProcessing(Denoiser):
 
     # -- the tiles -------------------------------------------------------------------------------
 
-    def schedule(self, spatial: tuple[int, ...]) -> _Schedule:
+    def schedule(self, spatial: tuple[int, ...]) -> Schedule:
         """The tiles of an image of the given spatial shape, and who computes which."""
         found = self._schedules.get(spatial)
         if found is None:
-            grid = self.options.grid(spatial, self.stride)
-            hands = deal(grid.costs, self.ctx.world_size)
-            batches = []
-            for tiles in _by_shape(grid, hands[self.ctx.rank]):
-                most = self._batch_size(tiles[0].window)
-                batches += [tuple(tiles[k : k + most]) for k in range(0, len(tiles), most)]
-            layout = tuple(
-                tuple(tile.core for tiles in _by_shape(grid, hand) for tile in tiles)
-                for hand in hands
+            found = self._schedules[spatial] = Schedule.make(
+                self.options,
+                spatial,
+                self.stride,
+                ranks=self.ctx.world_size,
+                rank=self.ctx.rank,
+                device=self.ctx.device.type,
             )
-            found = _Schedule(grid, hands, layout, tuple(batches))
-            self._schedules[spatial] = found
         return found
-
-    def _batch_size(self, window: Box) -> int:
-        if self.options.max_batch_size is not None:
-            return self.options.max_batch_size
-        return 1 if self.ctx.device.type == "cpu" else max(1, 2**20 // window.size)
 
     def describe(self, spatial: Sequence[int] | None = None) -> str:
         """How the work is laid out: tiles, halo, work multiplier W, who has what, bytes a call.
@@ -462,26 +345,7 @@ class DistributedProcessing(Denoiser):
                     "describe() a spatial shape, to see the tiles of an image"
                 )
             spatial = next(reversed(self._schedules))
-        schedule = self.schedule(tuple(spatial))
-        grid = schedule.grid
-        largest = max((tile.core for tile in grid.tiles), key=lambda box: box.size)
-        ranks = self.ctx.world_size
-        pixels = Box.whole(grid.shape).size
-        lines = [
-            f"network on {len(grid.tiles)} tiles of an image of {_times(grid.shape)} px",
-            f"  largest tile {_times(largest.shape)} px, halo {_times(grid.halo)} px on interior "
-            f"sides, starts at multiples of {self.stride} px",
-            f"  work multiplier W = {grid.work_multiplier:.3f} (pixels computed / pixels kept)",
-        ]
-        for rank, hand in enumerate(schedule.hands):
-            work = sum(grid.costs[index] for index in hand)
-            lines.append(f"  rank {rank}: {len(hand)} tiles, {work} px")
-        lines.append(f"  imbalance {imbalance(grid.costs, schedule.hands):.3f} (1 is even)")
-        lines.append(
-            f"  one gather a call: {(ranks - 1) / ranks * pixels:.0f} values a channel and image "
-            "sent by each rank"
-        )
-        return "\n".join(lines)
+        return self.schedule(tuple(spatial)).describe()
 
     def extra_repr(self) -> str:
         """What ``repr`` shows of the block."""
@@ -506,15 +370,3 @@ def _refuse_weights_of_a_function(
                 "under torch.no_grad()"
             )
         ahead += [before for before, _ in node.next_functions]
-
-
-def _by_shape(grid: TileGrid, hand: Sequence[int]) -> list[list[Tile]]:
-    """A rank's tiles in the order in which it computes them: those of one shape together."""
-    groups: dict[tuple[int, ...], list[Tile]] = {}
-    for index in hand:
-        groups.setdefault(grid.tiles[index].window.shape, []).append(grid.tiles[index])
-    return list(groups.values())
-
-
-def _times(shape: Sequence[int]) -> str:
-    return " × ".join(str(n) for n in shape)

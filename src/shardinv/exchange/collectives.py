@@ -14,6 +14,7 @@ from math import prod
 import torch
 import torch.distributed as dist
 
+from shardinv.exchange.agreement import agree
 from shardinv.exchange.communicator import Communicator, Stopwatch
 from shardinv.exchange.tensors import TensorSpec, as_bytes, as_real, crop, plain
 from shardinv.geometry import Layout, Plan, balanced_cuts
@@ -291,7 +292,15 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, source: int = 0) -> torc
 
 
 def broadcast_tensors(comm: Communicator, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
-    """Give every rank the source's values of many tensors, in place, in one message."""
+    """Give every rank the source's values of many tensors, in place, in one message.
+
+    Raises
+    ------
+    DisagreementError
+        If ranks have other numbers of tensors, or of other shapes or types.
+    """
+    specs = tuple((tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors)
+    agree(comm, "the shapes and types of weights", specs, "Build the same object on every rank")
     if comm.alone or not tensors:
         return
     with torch.no_grad():

@@ -107,9 +107,9 @@ def ilvr_gradient(
     stream: Callable[[int], AbstractContextManager[None]],
     **kwargs: Any,
 ) -> torch.Tensor:
-    r"""The guidance of iterative latent variable refinement for a stack, :math:`\lambda A^\dagger r`.
+    r"""The guidance :math:`\lambda A^\dagger r` of iterative latent variable refinement.
 
-    The pseudo-inverse is that of the whole stack, which no sum over operators gives.
+    The pseudo-inverse is that of the whole stack, which is no sum over operators.
 
     Parameters
     ----------
