@@ -74,9 +74,7 @@ def measurements(operators: list[Any]) -> TensorList:
     return unflat([t * (1 + 0.1 * torch.cos(t)) for t in flat(clean)], clean)
 
 
-def as_functions(
-    fidelity: Any, name: str, physics: Any, y: Any
-) -> Callable[..., torch.Tensor]:
+def as_functions(fidelity: Any, name: str, physics: Any, y: Any) -> Callable[..., torch.Tensor]:
     return lambda x, *v: getattr(fidelity, name)(x, unflat(list(v), y), physics)
 
 

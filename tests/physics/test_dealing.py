@@ -50,9 +50,7 @@ def build_from_a_factory(ctx: DistributedContext, count: int) -> tuple[list[int]
 
 @pytest.mark.parametrize("count", [2, 5])
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_a_factory_builds_each_operator_once(
-    pool: WorkerPool, world_size: int, count: int
-) -> None:
+def test_a_factory_builds_each_operator_once(pool: WorkerPool, world_size: int, count: int) -> None:
     results = pool.run(build_from_a_factory, count, world_size=world_size)
     assert all(made == mine for made, mine in results)
     assert sorted(index for made, _ in results for index in made) == list(range(count))
@@ -181,9 +179,7 @@ def distribute_badly(ctx: DistributedContext, case: str) -> None:
         "type_object": lambda: distribute(operators, ctx, type_object="operators"),
         "context": lambda: distribute(operators, None),  # type: ignore[arg-type]
         "ranks": lambda: distribute(linear_operators(3 + ctx.rank), ctx),
-        "linearity": lambda: distribute(
-            nonlinear_operators(2), ctx, type_object="linear_physics"
-        ),
+        "linearity": lambda: distribute(nonlinear_operators(2), ctx, type_object="linear_physics"),
     }
     cases[case]()
 

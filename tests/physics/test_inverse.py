@@ -116,7 +116,9 @@ def norm_of_masks(ctx: DistributedContext) -> None:
     ours = distribute(masks(4), ctx)
     x = image(0)
     assert_close(ours.compute_sqnorm(x, verbose=False), torch.tensor(1.0).double(), 1e-12)
-    assert_close(ours.compute_norm(x, squared=False, verbose=False), torch.tensor(1.0).double(), 1e-12)
+    assert_close(
+        ours.compute_norm(x, squared=False, verbose=False), torch.tensor(1.0).double(), 1e-12
+    )
     bound = ours.compute_sqnorm(x, verbose=False, local_only=True)
     assert_close(bound, torch.tensor(4.0).double(), 1e-12)
     part = ours.compute_sqnorm(x, verbose=False, local_only=True, gather=False)

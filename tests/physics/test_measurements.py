@@ -255,7 +255,11 @@ def call_badly(ctx: DistributedContext, case: str) -> None:
 def test_what_is_refused(pool: WorkerPool, case: str, kind: str, message: str) -> None:
     from shardinv import DisagreementError
 
-    kinds = {"ValueError": ValueError, "TypeError": TypeError, "DisagreementError": DisagreementError}
+    kinds = {
+        "ValueError": ValueError,
+        "TypeError": TypeError,
+        "DisagreementError": DisagreementError,
+    }
     outcomes = pool.run(call_badly, case, world_size=2, expect_error=True, timeout=20)
     assert_every_rank_raised(outcomes, kinds[kind], f"(?s){message}")
 

@@ -165,9 +165,7 @@ def idle_ranks(ctx: DistributedContext) -> list[torch.Tensor]:
     ours.A_adjoint([v]).square().sum().backward()
     found.append(v.grad.clone())
     x = image(0).requires_grad_()
-    (gradient,) = torch.autograd.grad(
-        ours.A_adjoint_A(x).square().sum(), x, create_graph=True
-    )
+    (gradient,) = torch.autograd.grad(ours.A_adjoint_A(x).square().sum(), x, create_graph=True)
     gradient.square().sum().backward()
     found.append(x.grad.clone())
     # A gradient that flows through one of two results, and a result that nobody uses.

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardinv.context.environment import Launch, detect_launch
 from shardinv.context.failure import FailureWatch
+from shardinv.context.rendezvous import meeting_store
 from shardinv.exchange import Communicator, agree, all_reduce, barrier, broadcast, publish
 from shardinv.geometry import deal
 from shardinv.ledger import Ledger
@@ -193,7 +194,11 @@ class DistributedContext:
         os.environ.setdefault("MASTER_ADDR", launch.master_addr)
         os.environ.setdefault("MASTER_PORT", str(launch.master_port))
         dist.init_process_group(
-            backend, rank=self.rank, world_size=self.world_size, timeout=self.timeout
+            backend,
+            store=meeting_store(launch, self.timeout),
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=self.timeout,
         )
         self._owns_group = True
 

@@ -97,9 +97,19 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
         self._draws = 0
         self._seed = common_seed(ctx) if self.terms.made_later or self._random() else 0
         if self.terms.single is not None:
+            _make_room_for_a_network(self.terms.single)
             share_state(self, self.terms.single)
         with ctx.ledger.block(self.block):
             broadcast_tensors(ctx.comm, self.terms.tensors())
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            terms = self.__dict__.get("terms")
+            if terms is None or terms.single is None:
+                raise
+            return getattr(terms.single, name)
 
     # -- value and gradient ------------------------------------------------------------------------
 
@@ -391,6 +401,13 @@ def _gradient(
         # L2.grad applies the adjoint twice, to A x and to y; to their difference is the same.
         return DataFidelity.grad(term, image, entry, op, *args, **kwargs)
     return term.grad(image, entry, op, *args, **kwargs)
+
+
+def _make_room_for_a_network(term: DataFidelity) -> None:
+    """Let a network that is given later, as samplers of DeepInverse do, reach the term itself."""
+    if term.__dict__.get("denoiser", term) is None:
+        del term.__dict__["denoiser"]
+        term.register_module("denoiser", None)
 
 
 def _has_weights(op: Any) -> bool:

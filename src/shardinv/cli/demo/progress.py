@@ -49,7 +49,9 @@ def progress(title: str, iterations: int, *, shown: bool) -> Iterator[Report]:
             task = bar.add_task(title, total=iterations, facts="")
 
             def advance(*, residual: float, psnr_db: float, seconds: float) -> None:
-                bar.update(task, advance=1, facts=_facts(residual, psnr_db, seconds))
+                # Short enough to leave room for a bar in 80 columns.
+                facts = f"residual {residual:.1e}  PSNR {psnr_db:.2f} dB  {seconds:.2f} s/it"
+                bar.update(task, advance=1, facts=facts)
 
             yield advance
     else:
@@ -72,14 +74,11 @@ class _Lines:
             return
         self.last = now
         print(
-            f"{self.title} {self.done}/{self.iterations}  {_facts(residual, psnr_db, seconds)}",
+            f"{self.title} {self.done}/{self.iterations}  residual {residual:.1e}  "
+            f"PSNR {psnr_db:.2f} dB  {seconds:.2f} s/iteration",
             flush=True,
         )
 
 
 def _silent(*, residual: float, psnr_db: float, seconds: float) -> None:
     pass
-
-
-def _facts(residual: float, psnr_db: float, seconds: float) -> str:
-    return f"residual {residual:.1e}  PSNR {psnr_db:.2f} dB  {seconds:.2f} s/iteration"
