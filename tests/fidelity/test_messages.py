@@ -1,4 +1,4 @@
-"""What a fidelity costs once inputs are known: one reduction, nothing asked, one image at a time."""
+"""What a fidelity costs in the steady state: one reduction, no question, one image at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values and gradients of every fidelity are those of DeepInverse's ``StackedPhysicsDataFidelity``."""
+"""Values and gradients of every fidelity: those of ``StackedPhysicsDataFidelity``."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_stacks_of_other_kinds(pool: WorkerPool, world_size: int) -> None:
 
 
 def distances(ctx: DistributedContext) -> None:
-    """``grad_d``, ``prox_d`` and ``prox_d_conjugate`` act entry by entry, as their arguments are."""
+    """``grad_d``, ``prox_d`` and ``prox_d_conjugate`` act entry by entry, on lists of any kind."""
     operators = positive_operators(3)
     ours = distribute(operators, ctx)
     y = measurements(operators)

@@ -1,4 +1,4 @@
-"""Settings of hypothesis: no deadline, since the machine may be shared, and the same draws each run.
+"""Settings of hypothesis: no deadline, since machines may be shared, and the same draws each run.
 
 Loaded on import, because ``@given`` reads the settings when a test module is imported.
 """

@@ -111,13 +111,13 @@ def descend(
     operators: list[Physics], y: list[torch.Tensor], x: torch.Tensor, max_iter: int, tol: float
 ) -> tuple[torch.Tensor, int]:
     """DeepInverse's gradient descent for one operator, on the measurements as one vector."""
-    for iteration in range(max_iter):
+    for iteration in range(1, max_iter + 1):
         residual = [op.A(x) - y[i] for i, op in enumerate(operators)]
         x = x - 0.1 * vjp(operators, x, residual)
         after = torch.cat([(op.A(x) - y[i]).flatten() for i, op in enumerate(operators)])
         if after.square().mean() < tol:
-            break
-    return x, iteration + 1
+            return x, iteration
+    return x, max_iter
 
 
 def inverse(ctx: DistributedContext) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Losses of ``deepinv.loss`` that reach through a distributed stack (what case 21 has of inference).
+"""Losses of ``deepinv.loss`` that reach through a distributed stack.
 
 DeepInverse's measurement-consistency loss and its SURE losses take single tensors; on a list only a
 metric that knows lists works, undistributed too. These do, and the stack is no obstacle to them.

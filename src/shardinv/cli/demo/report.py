@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shardinv.cli.demo.figures import draw_comparison, draw_psnr
 from shardinv.cli.demo.outcome import Outcome
 from shardinv.cli.demo.scene import Scene
 from shardinv.cli.demo.settings import DemoSettings
@@ -51,6 +50,9 @@ def write_outputs(
     settings: DemoSettings, scene: Scene, outcome: Outcome, began: float
 ) -> list[Path]:
     """Write the reconstruction, the figures and ``result.json``; returns their paths."""
+    # Matplotlib takes its time to load, and only rank 0 draws.
+    from shardinv.cli.demo.figures import draw_comparison, draw_psnr
+
     assert outcome.reconstruction is not None
     folder = settings.output
     names = ("reconstruction.png", "comparison.png", "psnr.png", "result.json")
