@@ -18,7 +18,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from shardinv.exchange import RankError
+from shardinv.exchange import RankError, wait_for_key
 
 _FAILURE = "failure"
 _ENDED = "ended"
@@ -119,20 +119,11 @@ class FailureWatch:
         """
         if self._store.add(_LEAVING, 1) == self.world_size:
             self._store.set(_LEFT, "")
-        deadline = time.monotonic() + timeout.total_seconds()
-        while True:
-            try:
-                self._store.wait([_LEFT], timedelta(milliseconds=500))
-                break
-            except Exception as error:  # its type differs between versions of torch
-                reason = self._read()
-                if reason is not None:
-                    raise RankError(reason) from error
-                if time.monotonic() > deadline:
-                    raise RankError(
-                        f"only {self._store.add(_LEAVING, 0)} of {self.world_size} ranks reached "
-                        f"the end of the program within {timeout.total_seconds():.0f} s"
-                    ) from error
+        if not wait_for_key(self._store, _LEFT, timeout.total_seconds(), self._read):
+            raise RankError(
+                f"only {self._store.add(_LEAVING, 0)} of {self.world_size} ranks reached the end "
+                f"of the program within {timeout.total_seconds():.0f} s"
+            )
         # The store goes with rank 0, which therefore leaves last: the others may be between two
         # looks at it.
         deadline = time.monotonic() + 5.0

@@ -17,6 +17,7 @@ from shardinv.exchange.collectives import (
 )
 from shardinv.exchange.communicator import Communicator, FailureSource
 from shardinv.exchange.errors import DisagreementError, RankError
+from shardinv.exchange.store import wait_for_key
 from shardinv.exchange.tensors import TensorSpec, crop
 from shardinv.exchange.verbs import (
     assemble,
@@ -48,4 +49,5 @@ __all__ = [
     "move",
     "publish",
     "sum_over_ranks",
+    "wait_for_key",
 ]

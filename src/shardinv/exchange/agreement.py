@@ -15,9 +15,9 @@ from typing import Any
 
 from shardinv.exchange.communicator import Communicator
 from shardinv.exchange.errors import DisagreementError, RankError
+from shardinv.exchange.store import wait_for_key
 
 _PATIENCE = timedelta(seconds=60)
-_SLICE = timedelta(milliseconds=500)
 
 
 def publish(comm: Communicator, what: str, value: Any) -> list[Any]:
@@ -51,7 +51,11 @@ def publish(comm: Communicator, what: str, value: Any) -> list[Any]:
     deadline = time.monotonic() + min(_PATIENCE, comm.timeout).total_seconds()
     for rank in range(comm.size):
         key = f"fact/{number}/{rank}"
-        _wait_for(comm, key, what, rank, deadline)
+        if not wait_for_key(comm.store, key, deadline - time.monotonic(), lambda: _failure(comm)):
+            raise RankError(
+                f"rank {rank} did not come to compare '{what}' with rank {comm.rank} in time: it "
+                "ended, hangs, or called other blocks (or the same ones with other shapes)"
+            )
         told, answer = pickle.loads(comm.store.get(key))
         if told != what:
             raise RankError(
@@ -141,20 +145,5 @@ def _show(key: Any) -> str:
     return str(key)
 
 
-def _wait_for(comm: Communicator, key: str, what: str, rank: int, deadline: float) -> None:
-    """Wait for a key in slices, so that another rank's failure is noticed meanwhile."""
-    store = comm.store
-    assert store is not None
-    while True:
-        try:
-            store.wait([key], _SLICE)
-            return
-        except Exception as error:  # the store's own type for a time-out differs between versions
-            reason = comm.failures.explain(wait=0.0) if comm.failures is not None else None
-            if reason is not None:
-                raise RankError(reason) from error
-            if time.monotonic() > deadline:
-                raise RankError(
-                    f"rank {rank} did not come to compare '{what}' with rank {comm.rank} in time: "
-                    "it ended, hangs, or called other blocks (or the same ones with other shapes)"
-                ) from error
+def _failure(comm: Communicator) -> str | None:
+    return comm.failures.explain(wait=0.0) if comm.failures is not None else None
