@@ -41,7 +41,7 @@ format: $(STAMP) ## let ruff format and fix what it can
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-peer-tests: $(STAMP) ## run DeepInverse's own distributed tests against shardinv (about 15 minutes)
+peer-tests: $(STAMP) ## run DeepInverse's own distributed tests against shardinv (about 8 minutes)
 	@OMP_NUM_THREADS=1 $(RUN) tests/peer/run.py $(ARGS)
 
 bench: $(STAMP) ## measure shardinv beside deepinv.distributed

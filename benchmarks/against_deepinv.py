@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import platform
+import signal
 import socket
 import subprocess
 import sys
@@ -263,6 +264,8 @@ def main(
     """Measure shardinv beside deepinv.distributed and undistributed DeepInverse."""
     if quick:
         network, size, tiling, iterations, repeats = ["ffdnet"], [256], ["128/24"], 2, 1
+    # A benchmark that is stopped ends its processes and removes its files.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     console = Console()
     # A file or a pipe has no width of its own.
     console = console if console.is_terminal else Console(width=130)

@@ -16,6 +16,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -119,6 +120,8 @@ def main() -> int:
         "--peer", action="store_true", help="run the file unchanged, against deepinv.distributed"
     )
     options, for_pytest = parser.parse_known_args()
+    # A run that is stopped removes its files.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     tests = installed_tests()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="peer-tests-") as name:
