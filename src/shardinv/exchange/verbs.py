@@ -188,7 +188,6 @@ class _FanOut(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.comm, ctx.block = inputs[0], _backward_name(inputs[1])
-        ctx.specs = [TensorSpec.of(tensor) for tensor in inputs[2:]]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:

@@ -213,7 +213,6 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
             weights = self.terms.weights() if torch.is_grad_enabled() else []
             (image, *handles), token = fan_out(self.ctx.comm, x, *weights)
             owned = physics.own(y)
-            kind = physics.measurement_kind(y)
             tracked = torch.is_grad_enabled() and (token.requires_grad or owned.token.requires_grad)
 
             def parts() -> Iterator[torch.Tensor]:
@@ -226,7 +225,7 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
                     yield part if tracked or _has_weights(op) else part.detach()
 
             self._draws += 1
-            key = None if kind is None else (self.block, name, TensorSpec.of(x), kind)
+            key = None if owned.key is None else (self.block, name, TensorSpec.of(x), owned.key)
             total = physics.sum_parts(parts(), token + owned.token, reduce, key)
         return total / len(physics) if self._mean(physics) else total
 

@@ -64,7 +64,6 @@ def dps_value(
         check_image(physics.ctx, physics.first_use, denoised, "the denoised image")
         (image,), token = fan_out(physics.ctx.comm, denoised)
         owned = physics.own(y)
-        kind = physics.measurement_kind(y)
 
         def parts() -> Any:
             for index, op in physics.operators.local_items():
@@ -83,7 +82,9 @@ def dps_value(
             parts(),
             token + owned.token,
             True,
-            None if kind is None else ("dps", term.guidance, TensorSpec.of(denoised), kind),
+            None
+            if owned.key is None
+            else ("dps", term.guidance, TensorSpec.of(denoised), owned.key),
         )
     value = total.sqrt() if term.guidance == "norm" else total / 2
     return term.weight * value, denoised

@@ -249,13 +249,12 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         with self._work():
             full = not isinstance(y, OwnedMeasurements)
             owned = self.own(y)
-            kind = self.measurement_kind(y)
             result = owned.like(
                 {
                     index: function(index, self.operators[index], entry)
                     for index, entry in owned.local_items()
                 },
-                key=None if kind is None else (name, kind),
+                key=None if owned.key is None else (name, owned.key),
             )
             return result.gather() if gather and full else result
 
@@ -283,7 +282,7 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
                 function(index, op, image, None if owned is None else owned[index])
                 for index, op in self.operators.local_items()
             )
-            kind = () if y is None else self.measurement_kind(y)
+            kind = () if owned is None else owned.key
             key = None if kind is None else (name, None if x is None else TensorSpec.of(x), kind)
             return self._reduce_images(parts, token, reduce, key)
 
@@ -385,10 +384,11 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
                     )
                 flat.append(tensor)
         tracked = [tensor for tensor in flat if tensor.requires_grad]
+        specs = tuple(TensorSpec.of(tensor) for tensor in flat)
         grad = torch.is_grad_enabled()
         self.first_use.same(
             "the shapes and types of measurements, and which need a gradient",
-            tuple((TensorSpec.of(tensor), grad and tensor.requires_grad) for tensor in flat),
+            tuple(zip(specs, (grad and tensor.requires_grad for tensor in flat), strict=True)),
             "They must be the same on every rank",
         )
         shared, token = fan_out(self.ctx.comm, *tracked)
@@ -405,15 +405,8 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
             self.ctx.comm,
             self.first_use,
             token,
-            key=("full", self.measurement_kind(y)),
+            key=("full", specs),
         )
-
-    def measurement_kind(self, y: Measurements) -> Hashable | None:
-        """What kind of measurements these are, the same on every rank; None if not known."""
-        if isinstance(y, OwnedMeasurements):
-            return y.key
-        entries = y.x if isinstance(y, TensorList) else y
-        return tuple(TensorSpec.of(tensor) for entry in entries for tensor in entry_tensors(entry))
 
     # -- the rest of a stack ---------------------------------------------------------------------
 
