@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardinv.context.environment import Launch, detect_launch
 from shardinv.context.failure import FailureWatch
+from shardinv.context.images import ImageLayouts
 from shardinv.context.rendezvous import meeting_store
 from shardinv.exchange import Communicator, agree, all_reduce, barrier, broadcast, publish
 from shardinv.geometry import deal
@@ -24,7 +25,7 @@ from shardinv.ledger import Ledger
 _contexts_of_group: dict[str, int] = {}
 
 
-class DistributedContext:
+class DistributedContext(ImageLayouts):
     """The processes that work on one reconstruction together.
 
     Used as a context manager. On entering, the launcher is recognised (``torchrun``, ``srun``, Open

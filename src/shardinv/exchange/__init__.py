@@ -21,6 +21,7 @@ from shardinv.exchange.store import wait_for_key
 from shardinv.exchange.tensors import TensorSpec, crop
 from shardinv.exchange.verbs import (
     assemble,
+    cut_boxes,
     fan_out,
     fetch,
     gather_list,
@@ -41,6 +42,7 @@ __all__ = [
     "broadcast",
     "broadcast_tensors",
     "crop",
+    "cut_boxes",
     "fan_out",
     "fetch",
     "gather_boxes",

@@ -102,15 +102,15 @@ class FirstUse:
     """
 
     def __init__(self, comm: Communicator, every_call: bool = False) -> None:
-        self._comm = comm
+        self.comm = comm
         self._every_call = every_call
         self._known: dict[Hashable, Any] = {}
 
     def same(self, what: str, key: Hashable, hint: str) -> None:
         """Check once that every rank meets ``key``; every rank raises if one meets another."""
-        if self._comm.alone or ((what, key) in self._known and not self._every_call):
+        if self.comm.alone or ((what, key) in self._known and not self._every_call):
             return
-        agree(self._comm, what, key, hint, show=_show)
+        agree(self.comm, what, key, hint, show=_show)
         self._known[(what, key)] = True
 
     def facts(self, what: str, key: Hashable | None, mine: Any) -> list[Any]:
@@ -123,16 +123,16 @@ class FirstUse:
         DisagreementError
             If this rank says something else than it did at the first call.
         """
-        if self._comm.alone:
+        if self.comm.alone:
             return [mine]
         if key is None:
-            return publish(self._comm, what, mine)
+            return publish(self.comm, what, mine)
         known = self._known.get((what, key))
         if known is None or self._every_call:
-            known = self._known[(what, key)] = publish(self._comm, what, mine)
-        if known[self._comm.rank] != mine:
+            known = self._known[(what, key)] = publish(self.comm, what, mine)
+        if known[self.comm.rank] != mine:
             raise DisagreementError(
-                f"{what}: rank {self._comm.rank} told the others {known[self._comm.rank]} for "
+                f"{what}: rank {self.comm.rank} told the others {known[self.comm.rank]} for "
                 f"inputs of this kind before, now it has {mine}. An operator's output must have a "
                 "shape that follows from its inputs' shapes"
             )

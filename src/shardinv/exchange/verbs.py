@@ -10,7 +10,7 @@ operation              from, to                    adjoint
 =====================  ==========================  ======================================
 ``fan_out``            replicated to local         ``sum_over_ranks``
 ``sum_over_ranks``     local to replicated         ``fan_out``
-``assemble``           local boxes to replicated   keep one's own boxes
+``assemble``           local boxes to replicated   ``cut_boxes``
 ``gather_list``        local list to replicated    keep one's own entries
 ``fetch``              local boxes to local boxes  send back, and add where boxes overlap
 =====================  ==========================  ======================================
@@ -107,6 +107,20 @@ def assemble(
     return _Assemble.apply(comm, comm.ledger.current_block, layout, spec, token, *pieces)
 
 
+def cut_boxes(
+    comm: Communicator, whole: torch.Tensor, layout: Layout
+) -> tuple[list[torch.Tensor], Token]:
+    """Keep one's own boxes of a replicated tensor ``(..., *spatial)``: the adjoint of assembling.
+
+    Costs nothing forward. Backward, the boxes' cotangents are gathered.
+    """
+    if not _tracked(whole):
+        return _cut(whole, layout[comm.rank]), _zero(comm)
+    spec = TensorSpec.of(whole)
+    *pieces, token = _Cut.apply(comm, _backward_name(comm.ledger.current_block), layout, spec, whole)
+    return pieces, token
+
+
 def gather_list(
     comm: Communicator,
     tensors: Sequence[torch.Tensor],
@@ -162,7 +176,8 @@ def _assemble(
 
 
 def _cut(whole: torch.Tensor, boxes: Sequence[Box]) -> list[torch.Tensor]:
-    return [crop(whole, box).contiguous() for box in boxes]
+    # Copies, also where a box is contiguous: a view would keep the whole in memory.
+    return [crop(whole, box).clone(memory_format=torch.contiguous_format) for box in boxes]
 
 
 def _tied(token: Token, ctx: Any) -> Token:

@@ -1,0 +1,25 @@
+"""The sharded tensor: one image, of which every rank holds a box.
+
+``sharding`` says which boxes, ``sharded`` is the tensor, ``transfer`` moves between layouts,
+``rules`` say what functions of torch do with it. Blocks that need a neighbourhood or the whole
+image fetch it themselves and are in the layers above.
+"""
+
+from shardinv.tensor import rules as rules
+from shardinv.tensor.errors import LayoutError, UnsupportedOperation
+from shardinv.tensor.registry import rule
+from shardinv.tensor.sharded import ShardedTensor
+from shardinv.tensor.sharding import Sharding
+from shardinv.tensor.transfer import fetch_boxes, gather, realign, scatter
+
+__all__ = [
+    "LayoutError",
+    "ShardedTensor",
+    "Sharding",
+    "UnsupportedOperation",
+    "fetch_boxes",
+    "gather",
+    "realign",
+    "rule",
+    "scatter",
+]

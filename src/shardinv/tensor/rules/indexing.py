@@ -1,0 +1,174 @@
+"""Indexing: of axes that are not cut, and crops of the image.
+
+A crop keeps every pixel where it is: its boxes are what is left of those of the image. Other
+indices in space are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shardinv.geometry import Box
+from shardinv.tensor.axes import cut_axes
+from shardinv.tensor.errors import LayoutError, UnsupportedOperation
+from shardinv.tensor.operands import local_part
+from shardinv.tensor.registry import name_of, named, rule
+from shardinv.tensor.sharded import ShardedTensor
+from shardinv.tensor.sharding import Sharding
+from shardinv.tensor.transfer import realign
+
+Function = Callable[..., Any]
+
+
+@rule(torch.Tensor.__getitem__)
+def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Take entries of leading axes, or crop the image."""
+    x, index = args
+    if not isinstance(x, ShardedTensor):
+        raise LayoutError(
+            f"a replicated tensor {tuple(x.shape)} cannot be indexed by a sharded one: shard it "
+            "(ctx.shard(t))"
+        )
+    local_index, sharding, trailing = _localised(function, x, index)
+    return ShardedTensor(x.to_local()[local_index], sharding, trailing, x.folded)
+
+
+@rule(torch.Tensor.__setitem__)
+def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Write entries of leading axes, or a crop of the image, or where a sharded mask is true."""
+    x, index, value = args
+    if not isinstance(x, ShardedTensor):
+        raise LayoutError(
+            f"a sharded tensor cannot be written into a replicated one of shape {tuple(x.shape)}, "
+            "which every rank holds: make it like the sharded one (x.new_zeros(...), "
+            "torch.zeros_like(x)). A solver of deepinv.optim with Anderson acceleration needs "
+            "distribute(solver, ctx)"
+        )
+    if isinstance(index, ShardedTensor):
+        if isinstance(value, ShardedTensor) or (
+            isinstance(value, torch.Tensor) and value.numel() != 1
+        ):
+            raise UnsupportedOperation("where a sharded mask is true, a number can be written")
+        x.to_local()[local_part(function, index, x).expand_as(x.to_local())] = value
+        return
+    local_index, sharding, trailing = _localised(function, x, index)
+    if isinstance(value, torch.Tensor):
+        region = ShardedTensor(x.to_local()[local_index], sharding, trailing, x.folded)
+        if isinstance(value, ShardedTensor) and value.sharding != sharding:
+            if value.sharding.shape != sharding.shape:
+                raise LayoutError(
+                    f"an image of {value.sharding.shape} px is written into a region of "
+                    f"{sharding.shape} px"
+                )
+            value = realign(value, sharding)
+        value = local_part(function, value, region)
+    x.to_local()[local_index] = value
+
+
+def _localised(
+    function: Function, x: ShardedTensor, index: Any
+) -> tuple[tuple[Any, ...], Sharding, int]:
+    """The index of the local part, and how the result lies on the ranks."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    consumed = sum(_consumes(item) for item in items)
+    if consumed > x.ndim:
+        raise IndexError(f"too many indices for a tensor of {x.ndim} axes: {index}")
+    dots = [k for k, item in enumerate(items) if item is Ellipsis]
+    fill = [slice(None)] * (x.ndim - consumed)
+    place = dots[0] if dots else len(items)
+    items[place : place + len(dots)] = fill
+    cut = cut_axes(x)
+    axis = 0
+    trailing = x.trailing
+    crops: dict[int, tuple[int, int]] = {}
+    local: list[Any] = []
+    for item in items:
+        inside = cut[0] < axis <= cut[-1]
+        if item is None:
+            if inside:
+                _refuse(function, x, index)
+            trailing += axis > cut[-1]
+            local.append(None)
+            continue
+        if axis in cut:
+            length = x.shape[axis]
+            if not isinstance(item, slice):
+                _refuse(function, x, index)
+            start, stop, step = item.indices(length)
+            if step != 1 or (x.folded is not None and (start, stop) != (0, length)):
+                _refuse(function, x, index)
+            crops[axis - cut[0]] = (start, max(start, stop))
+            local.append(slice(None))
+        else:
+            if isinstance(item, int) and axis > cut[-1]:
+                trailing -= 1
+            if isinstance(item, torch.Tensor) and not isinstance(item, ShardedTensor):
+                if item.dtype == torch.bool and item.ndim > 1:
+                    _refuse(function, x, index)
+            elif not isinstance(item, (int, slice, list)):
+                _refuse(function, x, index)
+            local.append(item)
+        axis += 1
+    if x.folded is not None:
+        return tuple(local), x.sharding, trailing
+    whole = Box.whole(x.sharding.shape)
+    region = Box(
+        tuple(crops.get(k, (0, n))[0] for k, n in enumerate(x.sharding.shape)),
+        tuple(crops.get(k, (0, n))[1] for k, n in enumerate(x.sharding.shape)),
+    )
+    if region == whole:
+        return tuple(local), x.sharding, trailing
+    sharding = crop_sharding(x.sharding, region)
+    own = x.box & region
+    position = 0
+    for k, item in enumerate(local):
+        if item is None:
+            continue
+        if position in cut:
+            axis = position - cut[0]
+            start = own.start[axis] - x.box.start[axis]
+            local[k] = slice(start, start + own.shape[axis])
+        position += 1
+    return tuple(local), sharding, trailing
+
+
+def crop_sharding(sharding: Sharding, region: Box) -> Sharding:
+    """What is left of every rank's box in a region, whose first pixel becomes 0."""
+    offset = tuple(-a for a in region.start)
+    boxes = [(box & region).shift(offset) for box in sharding.partition.boxes]
+    return sharding.follow(region.shape, boxes)
+
+
+def _consumes(item: Any) -> int:
+    if item is None or item is Ellipsis:
+        return 0
+    if isinstance(item, torch.Tensor) and item.dtype == torch.bool:
+        return item.ndim
+    return 1
+
+
+def _refuse(function: Function, x: ShardedTensor, index: Any) -> Any:
+    raise UnsupportedOperation(
+        f"{name_of(function)} of a sharded tensor {tuple(x.shape)} with {index}: axes "
+        f"{cut_axes(x)} are cut, and can be cropped by slices of step 1 only. Gather the image "
+        "first (ctx.gather(x))"
+    )
+
+
+@rule(*named("select narrow index_select unbind", torch, torch.Tensor))
+def lead_only(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Entries of an axis that is not cut."""
+    x: ShardedTensor = args[0]
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % x.ndim
+    cut = cut_axes(x)
+    if dim in cut:
+        _refuse(function, x, f"dim={dim}")
+    drops = name_of(function).split(".")[-1] in ("select", "unbind")
+    trailing = x.trailing - (drops and dim > cut[-1])
+    result = function(x.to_local(), *args[1:], **kwargs)
+    if isinstance(result, tuple):
+        return tuple(ShardedTensor(part, x.sharding, trailing, x.folded) for part in result)
+    return ShardedTensor(result, x.sharding, trailing, x.folded)
