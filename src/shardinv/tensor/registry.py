@@ -70,7 +70,13 @@ def apply_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             "(ctx.gather(x)), run the part as a distributed block, or add a rule with "
             "shardinv.tensor.rule"
         )
-    return found(function, args, kwargs)
+    try:
+        return found(function, args, kwargs)
+    except TypeError as error:
+        # Python would take a TypeError of an operator's for "ask the other operand", and lose it.
+        if not getattr(function, "__name__", "").startswith("__"):
+            raise
+        raise UnsupportedOperation(f"{name_of(function)} of a sharded tensor: {error}") from error
 
 
 def name_of(function: Callable[..., Any]) -> str:
