@@ -8,6 +8,7 @@ import torch
 
 from shardinv.context import DistributedContext
 from shardinv.exchange import FirstUse, TensorSpec
+from shardinv.tensor import LayoutError, ShardedTensor
 
 
 def check_image(
@@ -32,8 +33,10 @@ def check_image(
         If it is no tensor.
     ValueError
         If it is on another device than this rank's.
+    LayoutError
+        If it is sharded over other ranks, or flattened.
     DisagreementError
-        If another rank's has another shape, type, or need of a gradient.
+        If another rank's has another shape, type, layout, or need of a gradient.
     """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{what} must be a tensor (B, C, *spatial), got a {type(x).__name__}")
@@ -43,12 +46,25 @@ def check_image(
             "move it with x.to(ctx.device)"
         )
     spec = TensorSpec.of(x)
+    layout = "replicated"
+    if isinstance(x, ShardedTensor):
+        if x.sharding.comm is not ctx.comm:
+            raise LayoutError(
+                f"{what} is sharded over other ranks than the block's: {x.sharding.comm.size} "
+                f"ranks, {x.sharding}; the block works with {ctx.comm.size} ranks"
+            )
+        if x.folded is not None or x.trailing:
+            raise LayoutError(
+                f"{what} must have axes (B, C, *spatial), of which the spatial ones are cut; got "
+                f"shape {tuple(x.shape)} of an image of {x.sharding.shape} px"
+            )
+        layout = str(x.sharding)
     first_use.same(
-        f"the shape, type and need of a gradient of {what}",
-        (spec.shape, str(spec.dtype), bool(x.requires_grad and torch.is_grad_enabled())),
+        f"the shape, type, layout and need of a gradient of {what}",
+        (spec.shape, str(spec.dtype), layout, bool(x.requires_grad and torch.is_grad_enabled())),
         "They must be the same on every rank",
     )
-    if ctx.debug and not ctx.comm.alone:
+    if ctx.debug and not ctx.comm.alone and not isinstance(x, ShardedTensor):
         check_values(
             ctx,
             what,

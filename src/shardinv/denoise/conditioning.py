@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shardinv.denoise.windows import FetchedBoxes
 from shardinv.exchange import crop
 from shardinv.geometry import Box
 
@@ -18,8 +19,8 @@ def cut_argument(value: Any, image_shape: Sequence[int], windows: Sequence[Box])
     ----------
     value
         Any argument. A tensor (or list) with one entry for each image of the batch is repeated for
-        each window; one with the image's spatial axes (a noise map) is cut, where those axes are
-        not of length one. Everything else is handed on.
+        each window; one with the image's spatial axes (a noise map), or what was fetched of a
+        sharded one, is cut, where those axes are not of length one. Everything else is handed on.
     image_shape
         ``(B, C, *spatial)``.
     windows
@@ -45,6 +46,11 @@ def cut_argument(value: Any, image_shape: Sequence[int], windows: Sequence[Box])
         )
     ):
         return value * len(windows)
+    if isinstance(value, FetchedBoxes):
+        parts = [value.view(window) for window in windows]
+        if parts[0].shape[0] != batch:
+            parts = [part.expand(batch, *part.shape[1:]) for part in parts]
+        return torch.cat(parts)
     if not isinstance(value, torch.Tensor) or value.ndim == 0:
         return value
     parts = [value]

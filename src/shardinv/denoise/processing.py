@@ -17,6 +17,7 @@ from shardinv.context import DistributedContext
 from shardinv.denoise.conditioning import cut_argument
 from shardinv.denoise.strides import network_stride
 from shardinv.denoise.tiling import Schedule, TilingOptions
+from shardinv.denoise.windows import FetchedBoxes, WholeImage, Windows
 from shardinv.exchange import (
     DisagreementError,
     FirstUse,
@@ -27,13 +28,15 @@ from shardinv.exchange import (
     fan_out,
     gather_boxes,
 )
-from shardinv.geometry import Box, Tile
+from shardinv.geometry import Box, Partition, Tile
+from shardinv.tensor import LayoutError, ShardedTensor, Sharding, deliver, fetch_tied
 
 
 class DistributedProcessing(Denoiser):
     r"""A network run on overlapping tiles, which are dealt to the ranks by cost.
 
-    Made by :func:`shardinv.distribute`. Every rank holds the whole image before and after. Each
+    Made by :func:`shardinv.distribute`. An image that every rank holds is whole on
+    every rank again afterwards; of a sharded one only halos move, and the result is sharded. Each
     tile has a halo on its interior sides only; what is computed in the halo is dropped. Tiles
     follow from the image and the options, so the result does not depend on the number of ranks.
 
@@ -76,7 +79,7 @@ class DistributedProcessing(Denoiser):
         self.stride = self.options.stride or network_stride(processor)
         self.checkpoint_preserve_rng_state = checkpoint_preserve_rng_state
         self.first_use = FirstUse(ctx.comm, every_call=ctx.debug)
-        self._schedules: dict[tuple[int, ...], Schedule] = {}
+        self._schedules: dict[tuple[tuple[int, ...], Partition | None], Schedule] = {}
         # Kept out of the table of submodules: the block has the network's own entries there.
         object.__setattr__(self, "processor", processor)
         if isinstance(processor, nn.Module):
@@ -118,18 +121,19 @@ class DistributedProcessing(Denoiser):
         Parameters
         ----------
         x
-            Image ``(B, C, *spatial)``, the same on every rank; any floating or complex type the
-            network takes.
+            Image ``(B, C, *spatial)``, the same on every rank or sharded; any floating or complex
+            type the network takes.
         *args, **kwargs
             Handed to the network. A noise level ``sigma`` may be a number, one for each image of
             the batch, or a map of the image's shape, which is cut along.
         gather
-            False leaves other ranks' tiles at zero: the ranks' results sum up to the whole.
+            False leaves other ranks' tiles at zero: the ranks' results sum up to the whole. No
+            meaning for a sharded image.
 
         Returns
         -------
         torch.Tensor
-            ``(B, C', *spatial)`` on every rank.
+            ``(B, C', *spatial)``, on every rank or sharded as the image is.
 
         Raises
         ------
@@ -145,52 +149,80 @@ class DistributedProcessing(Denoiser):
             spec = check_image(self.ctx, self.first_use, x)
             if x.ndim < 3:
                 raise ValueError(f"an image (B, C, *spatial) is needed, got shape {tuple(x.shape)}")
-            schedule = self.schedule(tuple(x.shape[2:]))
-            call, image, args, kwargs, token = self._enter(x, args, kwargs)
+            sharding = x.sharding if isinstance(x, ShardedTensor) else None
+            schedule = self.schedule(tuple(x.shape[2:]), sharding)
+            call, image, args, kwargs, token = self._enter(x, args, kwargs, schedule)
             tracked = token.requires_grad
             mode = self.options.checkpoint_batches
             recompute = tracked and (
                 mode == "always" or (mode == "auto" and len(schedule.batches) > 1)
             )
-            pieces: list[torch.Tensor] = []
-            whole: torch.Tensor | None = None
-            for batch in schedule.batches:
-                for core, box in self._run(call, batch, image, args, kwargs, token, recompute):
-                    if tracked:
-                        pieces.append(core)
-                        continue
-                    if whole is None:
-                        shape = (*core.shape[:2], *spec.shape[2:])
-                        whole = core.new_empty(shape) if gather else core.new_zeros(shape)
-                    crop(whole, box).copy_(core)
-            mine = pieces[0] if pieces else whole
-            result = self._result_spec(spec, args, kwargs, mine)
+            outputs = (
+                piece
+                for batch in schedule.batches
+                for piece in self._run(call, batch, image, spec, args, kwargs, token, recompute)
+            )
+            if sharding is not None:
+                pieces = [core for core, _ in outputs]
+                result = self._result_spec(spec, args, kwargs, pieces[0] if pieces else None)
+                lead = TensorSpec(result.shape[:2], result.dtype)
+                return deliver(
+                    comm, pieces, schedule.layout, sharding, lead, token, operation="realign"
+                )
             if tracked:
+                pieces = [core for core, _ in outputs]
+                result = self._result_spec(spec, args, kwargs, pieces[0] if pieces else None)
                 if not gather:
                     return self._spread(pieces, schedule, result, token)
                 return assemble(comm, pieces, schedule.layout, result, token)
+            whole: torch.Tensor | None = None
+            for core, box in outputs:
+                if whole is None:
+                    shape = (*core.shape[:2], *spec.shape[2:])
+                    whole = core.new_empty(shape) if gather else core.new_zeros(shape)
+                crop(whole, box).copy_(core)
+            result = self._result_spec(spec, args, kwargs, whole)
             if whole is None:
                 whole = result.empty(self.ctx.device).zero_()
             return gather_boxes(comm, whole, schedule.layout) if gather else whole
 
     def _enter(
-        self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Callable[..., torch.Tensor], torch.Tensor, tuple[Any, ...], dict[str, Any], Any]:
+        self,
+        x: torch.Tensor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        schedule: Schedule,
+    ) -> tuple[Callable[..., torch.Tensor], Windows, tuple[Any, ...], dict[str, Any], torch.Tensor]:
         """Hand the image, the weights and other inputs to this rank's part of the work."""
         weights = (
             {n: p for n, p in self.processor.named_parameters() if p.requires_grad}
             if torch.is_grad_enabled() and isinstance(self.processor, nn.Module)
             else {}
         )
-        leaves, structure = tree_flatten((args, kwargs))
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        tensors = [leaves[place] for place in places]
+        leaves, structure = tree_flatten((x, args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._check_inputs(tensors, weights)
-        shared, token = fan_out(self.ctx.comm, x, *tensors, *weights.values())
-        image, rest = shared[0], iter(shared[1:])
-        for place in places:
-            leaves[place] = next(rest)
-        args, kwargs = tree_unflatten(leaves, structure)
+        plain = [leaf for leaf in tensors if not isinstance(leaf, ShardedTensor)]
+        shared, token = fan_out(self.ctx.comm, *plain, *weights.values())
+        rest = iter(shared)
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, ShardedTensor):
+                if not isinstance(x, ShardedTensor) or leaf.sharding.shape != x.sharding.shape:
+                    raise LayoutError(
+                        f"an argument is sharded, {leaf.sharding}, and the image is not: "
+                        f"{tuple(x.shape)}"
+                        if not isinstance(x, ShardedTensor)
+                        else f"an argument of {leaf.sharding.shape} px goes with an image of "
+                        f"{x.sharding.shape} px"
+                    )
+                fetched, tied = fetch_tied(leaf, schedule.fetched)
+                token = token + tied
+                leaves[place] = FetchedBoxes(fetched, schedule.fetched[self.ctx.rank])
+            elif isinstance(leaf, torch.Tensor):
+                leaves[place] = next(rest)
+        image, args, kwargs = tree_unflatten(leaves, structure)
+        if isinstance(image, torch.Tensor):
+            image = WholeImage(image)
         if not weights:
             return self.processor, image, args, kwargs, token
         # The network runs with this call's own handles of its weights, whose partial gradients
@@ -208,7 +240,8 @@ class DistributedProcessing(Denoiser):
         self,
         call: Callable[..., torch.Tensor],
         batch: tuple[Tile, ...],
-        image: torch.Tensor,
+        image: Windows,
+        spec: TensorSpec,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         token: torch.Tensor,
@@ -216,12 +249,12 @@ class DistributedProcessing(Denoiser):
     ) -> Iterator[tuple[torch.Tensor, Box]]:
         """Run the network on one batch of tiles of one shape; gives their cores."""
         windows = [tile.window for tile in batch]
-        size = image.shape[0]
-        views = [crop(image, window) for window in windows]
+        size = spec.shape[0]
+        views = [image.view(window) for window in windows]
         # A copy also of a single window: a network that works in place must not change the image.
         stacked = torch.cat(views)
-        cut_args = [cut_argument(value, image.shape, windows) for value in args]
-        cut_kwargs = {n: cut_argument(value, image.shape, windows) for n, value in kwargs.items()}
+        cut_args = [cut_argument(value, spec.shape, windows) for value in args]
+        cut_kwargs = {n: cut_argument(value, spec.shape, windows) for n, value in kwargs.items()}
         if recompute:
             output = checkpoint(
                 call,
@@ -315,28 +348,36 @@ class DistributedProcessing(Denoiser):
 
     # -- the tiles -------------------------------------------------------------------------------
 
-    def schedule(self, spatial: tuple[int, ...]) -> Schedule:
-        """The tiles of an image of the given spatial shape, and who computes which."""
-        found = self._schedules.get(spatial)
+    def schedule(self, spatial: tuple[int, ...], sharding: Sharding | None = None) -> Schedule:
+        """The tiles of an image of the given shape and layout, and who computes which."""
+        key = (spatial, None if sharding is None else sharding.partition)
+        found = self._schedules.get(key)
         if found is None:
-            found = self._schedules[spatial] = Schedule.make(
+            found = self._schedules[key] = Schedule.make(
                 self.options,
                 spatial,
                 self.stride,
                 ranks=self.ctx.world_size,
                 rank=self.ctx.rank,
                 device=self.ctx.device.type,
+                partition=None if sharding is None else sharding.partition,
             )
         return found
 
-    def describe(self, spatial: Sequence[int] | None = None) -> str:
-        """How the work is laid out: tiles, halo, work multiplier W, who has what, bytes a call.
+    def describe(
+        self, spatial: Sequence[int] | None = None, sharding: Sharding | None = None
+    ) -> str:
+        """How the work is laid out: tiles, halo, work multiplier W, who has what, values sent.
 
         Parameters
         ----------
         spatial
             Spatial shape of an image in pixels; by default that of the last call.
+        sharding
+            Where the image lies (``x.sharding``); None where every rank holds it.
         """
+        if spatial is None and sharding is not None:
+            spatial = sharding.shape
         if spatial is None:
             if not self._schedules:
                 return (
@@ -344,8 +385,8 @@ class DistributedProcessing(Denoiser):
                     f"{self.options.overlap} px, stride {self.stride} px; call it, or give "
                     "describe() a spatial shape, to see the tiles of an image"
                 )
-            spatial = next(reversed(self._schedules))
-        return self.schedule(tuple(spatial)).describe()
+            return next(reversed(self._schedules.values())).describe()
+        return self.schedule(tuple(spatial), sharding).describe()
 
     def extra_repr(self) -> str:
         """What ``repr`` shows of the block."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardinv.geometry import Box, Layout, Tile, TileGrid, deal, imbalance
+from shardinv.geometry import (
+    Box,
+    Layout,
+    Partition,
+    Tile,
+    TileGrid,
+    deal,
+    deal_near,
+    imbalance,
+    plan_transfers,
+)
 
 GPU_BATCH = 2**20
 """Pixels in one call of a network on a GPU, where the number of tiles is not given."""
@@ -131,6 +141,10 @@ class Schedule:
         The cores of each rank's tiles, in the order in which it computes them.
     batches
         This rank's tiles, those of one call of the network together.
+    fetched
+        The boxes of a sharded image that each rank needs for its tiles.
+    partition
+        The boxes that the image lies in; None where every rank holds all of it.
     """
 
     grid: TileGrid
@@ -138,6 +152,8 @@ class Schedule:
     hands: tuple[tuple[int, ...], ...]
     layout: Layout
     batches: tuple[tuple[Tile, ...], ...]
+    fetched: Layout
+    partition: Partition | None = None
 
     @classmethod
     def make(
@@ -149,10 +165,19 @@ class Schedule:
         ranks: int,
         rank: int,
         device: str,
+        partition: Partition | None = None,
     ) -> Schedule:
-        """Deal the tiles of an image to the ranks, by the pixels that each computes."""
+        """Deal the tiles of an image to the ranks, by the pixels that each computes.
+
+        Where the image is sharded, a rank gets the tiles that lie in its box, as far as that leaves
+        the ranks with equal work.
+        """
         grid = options.grid(spatial, stride)
-        hands = deal(grid.costs, ranks)
+        if partition is None:
+            hands = deal(grid.costs, ranks)
+        else:
+            held = [[(tile.core & box).size for box in partition.boxes] for tile in grid.tiles]
+            hands = deal_near(grid.costs, held)
         batches: list[tuple[Tile, ...]] = []
         for tiles in _by_shape(grid, hands[rank]):
             most = options.batch_size(tiles[0].window, device)
@@ -160,7 +185,17 @@ class Schedule:
         layout = tuple(
             tuple(tile.core for tiles in _by_shape(grid, hand) for tile in tiles) for hand in hands
         )
-        return cls(grid, stride, hands, layout, tuple(batches))
+        fetched = tuple(_boxes_around([grid.tiles[i].window for i in hand]) for hand in hands)
+        return cls(grid, stride, hands, layout, tuple(batches), fetched, partition)
+
+    @property
+    def pixels_sent(self) -> list[tuple[int, int]]:
+        """Of a sharded image: what each rank sends a call, of the halo and of the result."""
+        assert self.partition is not None
+        home: Layout = tuple((box,) for box in self.partition.boxes)
+        out = plan_transfers(home, self.fetched)
+        back = plan_transfers(home, self.layout).reversed
+        return [(out.pixels_sent(rank), back.pixels_sent(rank)) for rank in range(len(home))]
 
     def describe(self) -> str:
         """Tiles, halo, work multiplier W, who has what, values sent a call."""
@@ -177,11 +212,27 @@ class Schedule:
             work = sum(grid.costs[index] for index in hand)
             lines.append(f"  rank {rank}: {len(hand)} tiles, {work} px")
         lines.append(f"  imbalance {imbalance(grid.costs, self.hands):.3f} (1 is even)")
-        lines.append(
-            f"  one gather a call: {(ranks - 1) / ranks * pixels:.0f} values a channel and image "
-            "sent by each rank"
-        )
+        if self.partition is None:
+            lines.append(
+                f"  one gather a call: {(ranks - 1) / ranks * pixels:.0f} values a channel and "
+                "image sent by each rank"
+            )
+        else:
+            lines.append("  values a channel and image sent a call:")
+            for rank, (halo, result) in enumerate(self.pixels_sent):
+                lines.append(f"    rank {rank}: {halo} of the halo, {result} of the result")
         return "\n".join(lines)
+
+
+def _boxes_around(windows: Sequence[Box]) -> tuple[Box, ...]:
+    """One box around all windows where that is no more than the windows, else the windows."""
+    if not windows:
+        return ()
+    hull = Box(
+        tuple(min(starts) for starts in zip(*(w.start for w in windows), strict=True)),
+        tuple(max(stops) for stops in zip(*(w.stop for w in windows), strict=True)),
+    )
+    return (hull,) if hull.size <= sum(w.size for w in windows) else tuple(windows)
 
 
 def _by_shape(grid: TileGrid, hand: Sequence[int]) -> list[list[Tile]]:

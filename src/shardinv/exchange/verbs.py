@@ -139,7 +139,12 @@ def gather_list(
 
 
 def fetch(
-    comm: Communicator, pieces: Sequence[torch.Tensor], plan: Plan, spec: TensorSpec, token: Token
+    comm: Communicator,
+    pieces: Sequence[torch.Tensor],
+    plan: Plan,
+    spec: TensorSpec,
+    token: Token,
+    operation: str = "move",
 ) -> tuple[list[torch.Tensor], Token]:
     """Fill this rank's target boxes from the source boxes of all ranks: a halo, a re-alignment.
 
@@ -155,10 +160,15 @@ def fetch(
         The lead axes, as a shape, and the type: what a rank without a source box cannot know.
     token
         From the operation before.
+    operation
+        Name for the ledger; the backward is booked under the adjoint's (of a gather, a
+        reduce-scatter).
     """
     if not _tracked(token, *pieces):
-        return collectives.move(comm, pieces, plan, spec.shape, spec.dtype), token
-    *targets, token = _Move.apply(comm, comm.ledger.current_block, plan, spec, token, *pieces)
+        return collectives.move(comm, pieces, plan, spec.shape, spec.dtype, operation), token
+    *targets, token = _Move.apply(
+        comm, comm.ledger.current_block, plan, spec, operation, token, *pieces
+    )
     return targets, token
 
 
@@ -338,6 +348,10 @@ class _Keep(Function):
         return (None, None, None, *everything)
 
 
+_ADJOINTS = {"gather": "reduce_scatter", "reduce_scatter": "gather"}
+"""Under which name the adjoint of a move is booked, where it has another."""
+
+
 class _Move(Function):
     @staticmethod
     def forward(
@@ -345,22 +359,31 @@ class _Move(Function):
         block: str,
         plan: Plan,
         spec: TensorSpec,
+        operation: str,
         token: Token,
         *pieces: torch.Tensor,
     ) -> Any:
-        return (*collectives.move(comm, pieces, plan, spec.shape, spec.dtype), _zero(comm))
+        moved = collectives.move(comm, pieces, plan, spec.shape, spec.dtype, operation)
+        return (*moved, _zero(comm))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.comm, block, ctx.plan, ctx.spec = inputs[:4]
+        ctx.comm, block, ctx.plan, ctx.spec, operation = inputs[:5]
         ctx.block = _backward_name(block)
-        ctx.save_for_backward(inputs[4])
+        ctx.operation = _ADJOINTS.get(operation, operation)
+        ctx.save_for_backward(inputs[5])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         *targets, token = cotangents
         with ctx.comm.ledger.block(ctx.block):
             *pieces, token = _Move.apply(
-                ctx.comm, ctx.block, ctx.plan.reversed, ctx.spec, token, *targets
+                ctx.comm,
+                ctx.block,
+                ctx.plan.reversed,
+                ctx.spec,
+                ctx.operation,
+                token,
+                *targets,
             )
-        return (None, None, None, None, _tied(token, ctx), *pieces)
+        return (None, None, None, None, None, _tied(token, ctx), *pieces)

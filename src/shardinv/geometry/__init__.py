@@ -6,7 +6,7 @@ everywhere.
 """
 
 from shardinv.geometry.box import Box
-from shardinv.geometry.deal import deal, imbalance
+from shardinv.geometry.deal import deal, deal_near, imbalance
 from shardinv.geometry.partition import Partition, balanced_cuts, choose_mesh
 from shardinv.geometry.tiles import Tile, TileGrid
 from shardinv.geometry.transfers import Layout, Plan, Transfer, plan_transfers
@@ -22,6 +22,7 @@ __all__ = [
     "balanced_cuts",
     "choose_mesh",
     "deal",
+    "deal_near",
     "imbalance",
     "plan_transfers",
 ]

@@ -10,14 +10,16 @@ from shardinv.tensor.errors import LayoutError, UnsupportedOperation
 from shardinv.tensor.registry import rule
 from shardinv.tensor.sharded import ShardedTensor
 from shardinv.tensor.sharding import Sharding
-from shardinv.tensor.transfer import fetch_boxes, gather, realign, scatter
+from shardinv.tensor.transfer import deliver, fetch_boxes, fetch_tied, gather, realign, scatter
 
 __all__ = [
     "LayoutError",
     "ShardedTensor",
     "Sharding",
     "UnsupportedOperation",
+    "deliver",
     "fetch_boxes",
+    "fetch_tied",
     "gather",
     "realign",
     "rule",

@@ -5,9 +5,11 @@ Each is one verb of :mod:`shardinv.exchange` applied to the local parts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from shardinv.exchange import TensorSpec, assemble, cut_boxes, fetch
+from shardinv.exchange import Communicator, TensorSpec, assemble, cut_boxes, fetch
 from shardinv.geometry import Layout, plan_transfers
 from shardinv.tensor.sharded import ShardedTensor
 from shardinv.tensor.sharding import Sharding
@@ -75,13 +77,66 @@ def fetch_boxes(
         This rank's, ``(*lead, *trailing, *box.shape)``; local, with a graph whose adjoint adds
         overlapping cotangents back to their owners.
     """
+    return fetch_tied(x, targets, periods=periods, operation=operation)[0]
+
+
+def fetch_tied(
+    x: ShardedTensor,
+    targets: Layout,
+    *,
+    periods: tuple[int | None, ...] | None = None,
+    operation: str = "halo",
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """As :func:`fetch_boxes`, where a rank may want no box at all.
+
+    Returns
+    -------
+    list of torch.Tensor
+        This rank's boxes.
+    torch.Tensor
+        The token to hand to the operation that ends the local work, which keeps a rank without a
+        box in step with the others in a backward pass.
+    """
     local = _spatial_last(x)
     lead = local.shape[: local.ndim - x.sharding.ndim]
     plan = plan_transfers(x.sharding.layout, targets, periods)
-    pieces, _ = fetch(
-        x.sharding.comm, [local], plan, TensorSpec(tuple(lead), x.dtype), _token(x), operation
-    )
-    return pieces
+    spec = TensorSpec(tuple(lead), x.dtype)
+    return fetch(x.sharding.comm, [local], plan, spec, _token(x), operation)
+
+
+def deliver(
+    comm: Communicator,
+    pieces: Sequence[torch.Tensor],
+    layout: Layout,
+    sharding: Sharding,
+    spec: TensorSpec,
+    token: torch.Tensor,
+    *,
+    operation: str,
+) -> ShardedTensor:
+    """A sharded tensor from pieces that the ranks computed; where pieces overlap they are added.
+
+    Parameters
+    ----------
+    comm
+        The group.
+    pieces
+        This rank's, ``(*lead, *box.shape)`` for each of its boxes in ``layout``.
+    layout
+        The boxes that each rank computed.
+    sharding
+        Where the pixels belong.
+    spec
+        The lead axes, as a shape, and the type.
+    token
+        From the operation that began the local work.
+    operation
+        Name for the ledger.
+    """
+    # Planned the other way round and reversed: sources may not overlap, these pieces may.
+    plan = plan_transfers(sharding.layout, layout).reversed
+    (local,), _ = fetch(comm, pieces, plan, spec, token, operation)
+    return ShardedTensor(local, sharding)
 
 
 def _token(x: ShardedTensor) -> torch.Tensor:
