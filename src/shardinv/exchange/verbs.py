@@ -117,7 +117,8 @@ def cut_boxes(
     if not _tracked(whole):
         return _cut(whole, layout[comm.rank]), _zero(comm)
     spec = TensorSpec.of(whole)
-    *pieces, token = _Cut.apply(comm, _backward_name(comm.ledger.current_block), layout, spec, whole)
+    block = _backward_name(comm.ledger.current_block)
+    *pieces, token = _Cut.apply(comm, block, layout, spec, whole)
     return pieces, token
 
 

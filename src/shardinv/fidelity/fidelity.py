@@ -26,7 +26,7 @@ from shardinv.physics import (
 )
 from shardinv.physics.measurements import entry_tensors
 from shardinv.physics.noise import common_seed, stream, stream_seed
-from shardinv.physics.stacked import Measurements
+from shardinv.physics.stacked import Measurements, sharding_of
 
 # Guidance terms that couple all measurements, by solving in the space of the measurements: their
 # sum over operators would be another quantity.
@@ -127,7 +127,7 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
         Parameters
         ----------
         x
-            Image ``(B, C, *spatial)``, the same on every rank.
+            Image ``(B, C, *spatial)``, the same on every rank, or sharded.
         y
             Measurements: a full list on every rank, or one that knows its owner.
         physics
@@ -171,7 +171,7 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
         Returns
         -------
         torch.Tensor
-            Image ``(B, C, *spatial)``.
+            Image ``(B, C, *spatial)``, sharded if ``x`` is.
         """
         single = self.terms.single
         if isinstance(single, ILVRDataFidelity):
@@ -211,7 +211,12 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
             # Each call works with handles of its own of the terms' weights: their gradients are
             # partial sums as well, and are summed over the ranks inside the graph.
             weights = self.terms.weights() if torch.is_grad_enabled() else []
-            (image, *handles), token = fan_out(self.ctx.comm, x, *weights)
+            image, token = physics.enter(x)
+            if weights:
+                handles, tied = fan_out(self.ctx.comm, *weights)
+                token = token + tied
+            else:
+                handles = []
             owned = physics.own(y)
             tracked = torch.is_grad_enabled() and (token.requires_grad or owned.token.requires_grad)
 
@@ -226,7 +231,8 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
 
             self._draws += 1
             key = None if owned.key is None else (self.block, name, TensorSpec.of(x), owned.key)
-            total = physics.sum_parts(parts(), token + owned.token, reduce, key)
+            sharding = sharding_of(x) if name == "grad" else None
+            total = physics.sum_parts(parts(), token + owned.token, reduce, key, sharding)
         return total / len(physics) if self._mean(physics) else total
 
     def _check(self, physics: Any) -> None:

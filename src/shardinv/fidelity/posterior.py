@@ -12,9 +12,9 @@ from deepinv.physics import GaussianNoise
 from deepinv.sampling import DPSDataFidelity, ILVRDataFidelity
 
 from shardinv.blocks import check_image
-from shardinv.exchange import TensorSpec, fan_out
+from shardinv.exchange import TensorSpec
 from shardinv.physics import DistributedStackedLinearPhysics, DistributedStackedPhysics
-from shardinv.physics.stacked import Measurements
+from shardinv.physics.stacked import Measurements, sharding_of
 
 
 def dps_value(
@@ -62,7 +62,7 @@ def dps_value(
         denoised = torch.clip(denoised, term.clip[0], term.clip[1])
     with physics.ctx.ledger.block("fidelity"):
         check_image(physics.ctx, physics.first_use, denoised, "the denoised image")
-        (image,), token = fan_out(physics.ctx.comm, denoised)
+        image, token = physics.enter(denoised)
         owned = physics.own(y)
 
         def parts() -> Any:
@@ -145,4 +145,4 @@ def ilvr_gradient(
     keyed = forward.key is not None and owned.key is not None
     result = forward.like(residual, key=("ilvr", forward.key, owned.key) if keyed else None)
     result.token = forward.token + owned.token
-    return term.weight * physics.A_dagger(result)
+    return term.weight * physics.A_dagger(result, layout=sharding_of(x))

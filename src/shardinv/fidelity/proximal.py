@@ -9,6 +9,7 @@ import torch
 from shardinv.exchange import all_reduce
 from shardinv.physics import DistributedStackedLinearPhysics, OwnedMeasurements
 from shardinv.physics.measurements import Measurement, entry_tensors
+from shardinv.physics.stacked import sharding_of
 
 
 def dual_proximal(
@@ -66,7 +67,7 @@ def dual_proximal(
             squares[0] += sum((p.detach().abs().double() ** 2).sum() for p in entry_tensors(change))
             squares[1] += sum((p.detach().abs().double() ** 2).sum() for p in entry_tensors(entry))
         u = new
-        t = x - physics.A_adjoint(u)
+        t = x - physics.A_adjoint(u, layout=sharding_of(x))
         changed, size = all_reduce(physics.ctx.comm, squares).sqrt().tolist()
         if iteration > 2 and changed <= crit_conv * (size + 1e-12):
             break

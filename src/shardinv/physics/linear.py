@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +19,8 @@ from shardinv.physics.measurements import Measurement, OwnedMeasurements
 from shardinv.physics.noise import rank_zero_random
 from shardinv.physics.operators import DealtOperators
 from shardinv.physics.packing import Packing
-from shardinv.physics.stacked import DistributedStackedPhysics, Measurements
+from shardinv.physics.stacked import DistributedStackedPhysics, Measurements, sharding_of
+from shardinv.tensor import LayoutError, ShardedTensor, Sharding
 
 
 class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPhysics):
@@ -57,6 +60,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
         y: Measurements,
         gather: bool = True,
         reduce_op: str | None = "sum",
+        layout: Sharding | None = None,
         **kwargs: Any,
     ) -> Any:
         r"""Apply the stack's adjoint, :math:`\sum_i A_i^\top y_i`, in one reduction.
@@ -67,6 +71,10 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             Measurements: a full list on every rank, or a list that knows its owner.
         gather, reduce_op
             ``gather=False`` or ``reduce_op=None`` leaves this rank's part, not summed over ranks.
+        layout
+            How the image shall lie on the ranks (``ctx.sharding(spatial)``, or another image's
+            ``x.sharding``): it is summed straight into the shards, and no rank holds it. None gives
+            it to every rank.
         **kwargs
             Handed to every operator.
 
@@ -86,6 +94,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             y,
             gather and reduce_op is not None,
             "A_adjoint",
+            layout,
         )
 
     def A_vjp(
@@ -97,7 +106,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
         **kwargs: Any,
     ) -> Any:
         """The adjoint: a linear operator is its own Jacobian."""
-        return self.A_adjoint(v, gather=gather, reduce_op=reduce_op, **kwargs)
+        return self.A_adjoint(
+            v, gather=gather, reduce_op=reduce_op, layout=sharding_of(x), **kwargs
+        )
 
     def A_jvp(self, x: torch.Tensor, v: torch.Tensor, gather: bool = True) -> Any:
         """The stack itself: a linear operator is its own Jacobian."""
@@ -120,9 +131,19 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
         return self.A(self.A_adjoint(y, **kwargs), gather=gather, **kwargs)
 
     def _reduce_images(
-        self, parts: Iterable[torch.Tensor], token: torch.Tensor, reduce: bool, key: Hashable | None
+        self,
+        parts: Iterable[torch.Tensor],
+        token: torch.Tensor,
+        reduce: bool,
+        key: Hashable | None,
+        sharding: Sharding | None,
     ) -> Any:
         if self.reduction_name is None:
+            if sharding is not None:
+                raise LayoutError(
+                    "the adjoint of a stack with reduction=None is a list of whole images, which "
+                    "cannot be sharded: use reduction='sum'"
+                )
             tensors = list(parts)
             if not reduce:
                 return tensors
@@ -134,7 +155,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             return [
                 image for _, image in sorted(zip(order, images, strict=True), key=lambda p: p[0])
             ]
-        total = self.sum_parts(parts, token, reduce, key)
+        total = self.sum_parts(parts, token, reduce, key, sharding)
         return total / len(self) if self.reduction_name == "mean" else total
 
     # -- norms and inverses of the whole stack ---------------------------------------------------
@@ -177,8 +198,13 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
         torch.Tensor
             A number, the same on every rank.
         """
+        if isinstance(x0, ShardedTensor):
+            # Random numbers on a sharded image are the same for any number of ranks by themselves.
+            source: Any = nullcontext()
+        else:
+            source = rank_zero_random(self.ctx, x0)
         if not local_only:
-            with rank_zero_random(self.ctx, x0):
+            with source:
                 return LinearPhysics.compute_sqnorm(
                     self,
                     x0,
@@ -187,8 +213,13 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
                     verbose=verbose and self.ctx.is_main,
                     **kwargs,
                 )
+        if isinstance(x0, ShardedTensor):
+            raise LayoutError(
+                "local_only needs an image that every rank holds: each operator's norm is its "
+                "owner's. Give a small one, whose shape the operators take"
+            )
         bound = torch.zeros((), device=self.ctx.device, dtype=x0.real.dtype)
-        with rank_zero_random(self.ctx, x0):
+        with source:
             for _, operator in self.operators.local_items():
                 bound = bound + operator.compute_sqnorm(
                     x0, max_iter=max_iter, tol=tol, verbose=False, **kwargs
@@ -207,6 +238,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
         *,
         local_only: bool = False,
         gather: bool = True,
+        layout: Sharding | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         r"""Solve the whole stack's least squares, :math:`\min_x \sum_i\|A_i x - y_i\|^2`.
@@ -223,6 +255,8 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             one reduction in all, which is the solution only where the operators agree.
         gather
             For compatibility; with ``local_only``, False leaves this rank's part of the sum.
+        layout
+            How the image shall lie on the ranks, as for :meth:`A_adjoint`.
         """
         if local_only:
             mean = self._sum_images_plainly(
@@ -234,7 +268,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             )
             return mean / len(self)
         self._remember(solver, max_iter, tol)
-        return self._least_squares(y, None, 1e8, verbose, **kwargs)
+        return self._least_squares(y, None, 1e8, verbose, layout, **kwargs)
 
     def prox_l2(
         self,
@@ -263,7 +297,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
         self._remember(solver, max_iter, tol)
         if not isinstance(z, torch.Tensor):
             z = torch.full_like(self.A_adjoint(y), 0.0 if z is None else float(z))
-        return self._least_squares(y, z, gamma, verbose, **kwargs)
+        return self._least_squares(y, z, gamma, verbose, sharding_of(z), **kwargs)
 
     def _remember(self, solver: str | None, max_iter: int | None, tol: float | None) -> None:
         # DeepInverse keeps the last options given, and solvers count on it.
@@ -277,6 +311,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
         z: torch.Tensor | None,
         gamma: float | torch.Tensor,
         verbose: bool,
+        layout: Sharding | None,
         **kwargs: Any,
     ) -> torch.Tensor:
         self.check_count(y)
@@ -287,9 +322,9 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             )
         if not isinstance(y, (TensorList, OwnedMeasurements)):
             y = TensorList(list(y))
-        start = torch.zeros_like(self.A_adjoint(y)) if z is None else z
+        adjoint: Callable[..., Any] = functools.partial(self.A_adjoint, layout=layout)
+        start = torch.zeros_like(adjoint(y)) if z is None else z
         forward: Callable[..., Any] = self.A
-        adjoint: Callable[..., Any] = self.A_adjoint
         right: Any = y
         if self.solver == "lsqr":
             # The one solver that works on measurements, not on images alone. It gets them as one
@@ -297,7 +332,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             full = y.gather() if isinstance(y, OwnedMeasurements) else y
             packing = Packing.of(full)
             forward = lambda x: packing.pack(self.A(x))  # noqa: E731
-            adjoint = lambda v: self.A_adjoint(packing.unpack(v))  # noqa: E731
+            adjoint = lambda v: self.A_adjoint(packing.unpack(v), layout=layout)  # noqa: E731
             right = packing.pack(full)
         return least_squares(
             forward,

@@ -23,10 +23,11 @@ from shardinv.exchange import (
     fan_out,
     sum_over_ranks,
 )
-from shardinv.geometry import imbalance
+from shardinv.geometry import Box, Layout, imbalance
 from shardinv.physics.measurements import Measurement, OwnedMeasurements, Ownership, entry_tensors
 from shardinv.physics.noise import common_seed, rank_zero_random, stream, stream_seed
 from shardinv.physics.operators import DealtOperators, OwnedOperators
+from shardinv.tensor import LayoutError, ShardedTensor, Sharding, deliver, fetch_tied
 
 Measurements: TypeAlias = TensorList | Sequence[Measurement] | OwnedMeasurements
 """What a block takes as measurements: a full list, or one that knows its owners."""
@@ -36,8 +37,9 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
     r"""A stack of operators, each applied on the rank that owns it.
 
     Made by :func:`shardinv.distribute`. Stands in for the ``deepinv.physics.StackedPhysics`` it was
-    made from: images are plain tensors, the same on every rank; measurements are full lists on
-    every rank, or lists that know their owner (``gather=False``).
+    made from: images are plain tensors, the same on every rank, or sharded, and images made from
+    one lie as it does; measurements are full lists on every rank, or lists that know their owner
+    (``gather=False``).
 
     Parameters
     ----------
@@ -73,7 +75,7 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         Parameters
         ----------
         x
-            Image ``(B, C, *spatial)``, the same on every rank.
+            Image ``(B, C, *spatial)``, the same on every rank, or sharded.
         gather
             Whether every rank gets all measurements, or each keeps its own.
         reduce_op
@@ -100,7 +102,7 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         Parameters
         ----------
         x
-            Image ``(B, C, *spatial)``, the same on every rank.
+            Image ``(B, C, *spatial)``, the same on every rank, or sharded.
         gather
             Whether every rank gets all measurements, or each keeps its own.
         reduce_op
@@ -174,7 +176,7 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
     def A_jvp(self, x: torch.Tensor, v: torch.Tensor, gather: bool = True) -> Any:
         r"""Apply the operators' Jacobians at ``x`` to ``v``, by forward differentiation."""
         with self._work():
-            (shared,), token = fan_out(self.ctx.comm, v)
+            shared, token = self.enter(v)
             owned = self._apply_all(
                 x, lambda _, op, image: torch.func.jvp(op.A, (image,), (shared,))[1], "A_jvp", {}
             )
@@ -228,7 +230,7 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         kwargs: Mapping[str, Any],
     ) -> OwnedMeasurements:
         spec = check_image(self.ctx, self.first_use, x)
-        (image,), token = fan_out(self.ctx.comm, x)
+        image, token = self.enter(x)
         entries = {index: function(index, op, image) for index, op in self.operators.local_items()}
         return OwnedMeasurements(
             entries,
@@ -265,15 +267,16 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         y: Measurements | None,
         reduce: bool,
         name: str,
+        sharding: Sharding | None = None,
     ) -> Any:
         """Sum over all operators what each makes of the image and of its measurement."""
-        comm = self.ctx.comm
         with self._work():
             image: Any = None
             token = None
             if x is not None:
                 check_image(self.ctx, self.first_use, x)
-                (image,), token = fan_out(comm, x)
+                image, token = self.enter(x)
+                sharding = sharding_of(x)
             owned = self.own(y) if y is not None else None
             if owned is not None:
                 token = owned.token if token is None else token + owned.token
@@ -284,15 +287,48 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
             )
             kind = () if owned is None else owned.key
             key = None if kind is None else (name, None if x is None else TensorSpec.of(x), kind)
-            return self._reduce_images(parts, token, reduce, key)
+            return self._reduce_images(parts, token, reduce, key, sharding)
+
+    def enter(self, x: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Hand an image to this rank's operators: whole, as each of them needs it.
+
+        A sharded image is gathered for the call, by the ranks that have operators. Backward, the
+        ranks' cotangents are summed into the shards.
+
+        Returns
+        -------
+        torch.Tensor or None
+            The image; None for a rank without operators, where it is sharded.
+        torch.Tensor
+            The token.
+        """
+        if not isinstance(x, ShardedTensor):
+            (image,), token = fan_out(self.ctx.comm, x)
+            return image, token
+        pieces, token = fetch_tied(x, self._wanted(x.sharding), operation="gather")
+        return (pieces[0] if pieces else None), token
+
+    def _wanted(self, sharding: Sharding) -> Layout:
+        whole = (Box.whole(sharding.shape),)
+        return tuple(whole if hand else () for hand in self.ownership.hands)
 
     def _reduce_images(
-        self, parts: Iterable[torch.Tensor], token: torch.Tensor, reduce: bool, key: Hashable | None
+        self,
+        parts: Iterable[torch.Tensor],
+        token: torch.Tensor,
+        reduce: bool,
+        key: Hashable | None,
+        sharding: Sharding | None,
     ) -> Any:
-        return self.sum_parts(parts, token, reduce, key)
+        return self.sum_parts(parts, token, reduce, key, sharding)
 
     def sum_parts(
-        self, parts: Iterable[torch.Tensor], token: torch.Tensor, reduce: bool, key: Hashable | None
+        self,
+        parts: Iterable[torch.Tensor],
+        token: torch.Tensor,
+        reduce: bool,
+        key: Hashable | None,
+        sharding: Sharding | None = None,
     ) -> torch.Tensor:
         """Sum this rank's parts as they come, then the ranks' sums, in one reduction.
 
@@ -308,6 +344,9 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         key
             What kind of sum this is: those of one kind have one shape. None where that isn't
             known: the ranks then tell each other.
+        sharding
+            How the sum shall lie on the ranks: it is scattered as it is summed, which sends half as
+            much. None gives the whole to every rank.
         """
         partial: torch.Tensor | None = None
         owned_sum = False
@@ -329,6 +368,8 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
             )
         # Real and complex images, or float32 and float64, are promoted as in one process.
         dtype = functools.reduce(torch.promote_types, (spec.dtype for spec in specs))
+        if sharding is not None and reduce:
+            return self._scatter_sum(partial, TensorSpec(specs[0].shape, dtype), token, sharding)
         if partial is None:
             partial = torch.zeros(specs[0].shape, dtype=dtype, device=self.ctx.device)
         elif partial.dtype != dtype:
@@ -340,6 +381,28 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         if not reduce:
             return partial
         return sum_over_ranks(self.ctx.comm, partial, token)
+
+    def _scatter_sum(
+        self,
+        partial: torch.Tensor | None,
+        spec: TensorSpec,
+        token: torch.Tensor,
+        sharding: Sharding,
+    ) -> ShardedTensor:
+        if spec.shape[2:] != sharding.shape:
+            raise LayoutError(
+                f"the operators give images of shape {spec.shape}, which cannot be sharded as an "
+                f"image of {sharding.shape} px"
+            )
+        return deliver(
+            self.ctx.comm,
+            [] if partial is None else [partial.to(spec.dtype)],
+            self._wanted(sharding),
+            sharding,
+            TensorSpec(spec.shape[:2], spec.dtype),
+            token,
+            operation="reduce_scatter",
+        )
 
     @property
     def ownership(self) -> Ownership:
@@ -436,6 +499,11 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         return f"{type(self).__name__}(\n{self.describe()}\n)"
 
     __repr__ = __str__
+
+
+def sharding_of(x: Any) -> Sharding | None:
+    """Where an image lies, None where every rank holds it."""
+    return x.sharding if isinstance(x, ShardedTensor) else None
 
 
 def _operator_options(reduce_op: None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
