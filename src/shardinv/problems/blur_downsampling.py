@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from deepinv.physics import LinearPhysics
 from torch import Tensor
 
+from shardinv.physics.space import LocalConvolution, register_local_form
+
 
 class BlurDownsampling(LinearPhysics):
     r"""Blur with a compact kernel and keep every ``factor``-th pixel, :math:`y = S (h * x)`.
@@ -107,3 +109,10 @@ def _fold_reflection(x: Tensor, axis: int, width: int) -> Tensor:
     core.narrow(axis, 1, width).add_(x.narrow(axis, 0, width).flip(axis))
     core.narrow(axis, n - 1 - width, width).add_(x.narrow(axis, n + width, width).flip(axis))
     return core
+
+
+@register_local_form(BlurDownsampling)
+def _local(operator: BlurDownsampling) -> LocalConvolution:
+    return LocalConvolution(
+        operator.kernel, "reflect", operator.factor, cast=True, name="kernel", multiples=True
+    )

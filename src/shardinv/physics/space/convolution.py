@@ -75,8 +75,7 @@ class LocalConvolution(LocalOperator):
         taps = (1,) * self.ndim if kernel is None else tuple(kernel.shape[2:])
         centre = self._explicit_centre or tuple(n // 2 for n in taps)
         self.axes = tuple(
-            Axis(n, c, s, self.padding)
-            for n, c, s in zip(taps, centre, self.stride, strict=True)
+            Axis(n, c, s, self.padding) for n, c, s in zip(taps, centre, self.stride, strict=True)
         )
 
     @property
@@ -90,6 +89,14 @@ class LocalConvolution(LocalOperator):
         """The kernel's batch and channels."""
         kernel = getattr(self, self.name)
         return (1, 1) if kernel is None else (kernel.shape[0], kernel.shape[1])
+
+    @property
+    def trial_shape(self) -> tuple[int, ...]:
+        """Somewhat more than twice the kernel, a multiple of the stride only where it must be."""
+        extra = 0 if self.multiples else 1
+        return tuple(
+            axis.stride * -(-(2 * axis.taps + 3) // axis.stride) + extra for axis in self.axes
+        )
 
     def periodic(self, ndim: int) -> tuple[bool, ...]:
         """Along all axes or none."""
@@ -123,9 +130,7 @@ class LocalConvolution(LocalOperator):
 
     def input_partition(self, output: Partition, spatial: Sequence[int]) -> Partition:
         """The first pixel of a box is the one that the box's first output is centred on."""
-        return cut_axes(
-            output, spatial, lambda axis, cut: self.axes[axis].lead(cut, spatial[axis])
-        )
+        return cut_axes(output, spatial, lambda axis, cut: self.axes[axis].lead(cut, spatial[axis]))
 
     def window(self, out_box: Box, spatial: Sequence[int]) -> Box:
         """The box times the stride, with the kernel's reach."""
@@ -149,7 +154,7 @@ class LocalConvolution(LocalOperator):
         # The functions of torch correlate: a convolution needs the kernel's mirror image.
         return kernel.flip(tuple(range(2, kernel.ndim)))
 
-    def apply(
+    def evaluate(
         self,
         values: torch.Tensor,
         window: Box,

@@ -81,9 +81,7 @@ def check_kernel(values: torch.Tensor, kernel: torch.Tensor) -> None:
         )
 
 
-def _arrange(
-    values: torch.Tensor, kernel: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, int]:
+def _arrange(values: torch.Tensor, kernel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Put batch and channels where the kernel's own batch and channels make groups of them."""
     batch, channels = values.shape[:2]
     own_batch, own_channels = kernel.shape[:2]
@@ -117,9 +115,7 @@ def _spread_fourier(
 ) -> torch.Tensor:
     taps = kernel.shape[2:]
     axes = tuple(range(2, values.ndim))
-    grid = tuple(
-        (n - 1) * s + k for n, s, k in zip(values.shape[2:], stride, taps, strict=True)
-    )
+    grid = tuple((n - 1) * s + k for n, s, k in zip(values.shape[2:], stride, taps, strict=True))
     spaced = values.new_zeros(*values.shape[:2], *grid)
     kept = tuple(slice(0, n - k + 1, s) for n, k, s in zip(grid, taps, stride, strict=True))
     spaced[(..., *kept)] = values

@@ -57,7 +57,15 @@ def blur(operator: Any) -> LocalConvolution:
 
 
 def _small_blur_fft(operator: Any, shape: tuple[int, ...]) -> Physics:
-    return BlurFFT(img_size=shape, filter=_compact(operator)[0], device=operator.filter.device)
+    kernel, centre = _compact(operator)
+    if centre is not None:
+        # DeepInverse takes the middle for the centre: zeros make it that.
+        margins: list[int] = []
+        for taps, middle in zip(reversed(kernel.shape[2:]), reversed(centre), strict=True):
+            half = max(middle, taps - 1 - middle)
+            margins += [half - middle, half - (taps - 1 - middle)]
+        kernel = torch.nn.functional.pad(kernel, margins)
+    return BlurFFT(img_size=shape, filter=kernel, device=kernel.device)
 
 
 def _compact(operator: Any) -> tuple[torch.Tensor, tuple[int, ...] | None]:
@@ -97,7 +105,17 @@ def downsampling(operator: Any) -> LocalConvolution:
     )
 
 
-@register_local_form(Upsampling)
+def _small_upsampling(operator: Any, shape: tuple[int, ...]) -> Physics:
+    output = tuple(n * operator.factor for n in shape[1:])
+    return Upsampling(
+        img_size=(shape[0], *output),
+        filter=operator.filter,
+        factor=operator.factor,
+        padding=operator.padding,
+    ).to(operator.filter)
+
+
+@register_local_form(Upsampling, twin=_small_upsampling)
 def upsampling(operator: Any) -> LocalSpreading:
     """The adjoint of down-sampling."""
     size = None if operator.imsize is None else operator.imsize[-2:]

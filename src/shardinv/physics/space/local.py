@@ -33,13 +33,18 @@ class LocalOperator(nn.Module, ABC):
 
     @property
     def kernels(self) -> dict[str, torch.Tensor]:
-        """What every box needs whole, by the names that :meth:`apply` takes."""
+        """What every box needs whole, by the names that :meth:`evaluate` takes."""
         return {}
 
     @property
     def lead(self) -> tuple[int, int]:
         """Batch and channels of an image that the operator can be tried on."""
         return 1, 1
+
+    @property
+    def trial_shape(self) -> tuple[int, ...]:
+        """Spatial shape of a small image that the operator can be tried on."""
+        return 9, 8
 
     @abstractmethod
     def periodic(self, ndim: int) -> tuple[bool, ...]:
@@ -86,7 +91,7 @@ class LocalOperator(nn.Module, ABC):
         """
 
     @abstractmethod
-    def apply(
+    def evaluate(
         self,
         values: torch.Tensor,
         window: Box,
@@ -120,14 +125,14 @@ class LocalOperator(nn.Module, ABC):
         spatial: Sequence[int],
         kernels: Kernels | None = None,
     ) -> torch.Tensor:
-        """The exact adjoint of :meth:`apply`: what a box of the output gives to each pixel.
+        """The exact adjoint of :meth:`evaluate`: what a box of the output gives to each pixel.
 
         Parameters
         ----------
         values
             The output's pixels in ``out_box``, ``(B, C', *out_box.shape)``.
         out_box, window, spatial, kernels
-            As for :meth:`apply`.
+            As for :meth:`evaluate`.
 
         Returns
         -------

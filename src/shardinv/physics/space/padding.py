@@ -105,8 +105,6 @@ def embed(values: torch.Tensor, axis: int, before: int, after: int) -> torch.Ten
     return F.pad(values, margins)
 
 
-def _take(
-    values: torch.Tensor, axis: int, pixels: tuple[int, int], start: int
-) -> torch.Tensor:
+def _take(values: torch.Tensor, axis: int, pixels: tuple[int, int], start: int) -> torch.Tensor:
     low, high = pixels
     return values.narrow(axis, low - start, high - low)

@@ -115,7 +115,7 @@ class LocalMultiplication(PointwiseOperator):
             )
         return result
 
-    def apply(
+    def evaluate(
         self,
         values: torch.Tensor,
         window: Box,
@@ -190,7 +190,7 @@ class LocalMixture(PointwiseOperator):
             raise ValueError(f"the image is {values.dtype}, the matrix {matrix.dtype}")
         return torch.einsum("oc,bc...->bo...", matrix, values)
 
-    def apply(
+    def evaluate(
         self,
         values: torch.Tensor,
         window: Box,

@@ -128,7 +128,7 @@ def make_local_form(operator: Physics, verify: bool = True) -> LocalForm:
     found = registration_of(operator)
     form = found.make(operator)
     if verify:
-        verify_local_form(operator, form, found.twin)
+        verify_local_form(operator, form, found.make, found.twin)
     return form
 
 

@@ -41,6 +41,12 @@ class LocalSpreading(LocalOperator):
         """The convolution's."""
         return self.convolution.lead
 
+    @property
+    def trial_shape(self) -> tuple[int, ...]:
+        """Somewhat more than twice the kernel, in pixels of the output."""
+        axes = self.convolution.axes
+        return tuple(-(-(2 * axis.taps + 3) // axis.stride) for axis in axes)
+
     def periodic(self, ndim: int) -> tuple[bool, ...]:
         """The convolution's."""
         return self.convolution.periodic(ndim)
@@ -88,7 +94,7 @@ class LocalSpreading(LocalOperator):
         ]
         return Box(tuple(a for a, _ in spans), tuple(b for _, b in spans))
 
-    def apply(
+    def evaluate(
         self,
         values: torch.Tensor,
         window: Box,
@@ -117,7 +123,7 @@ class LocalSpreading(LocalOperator):
         needed = self.window(out_box, spatial)
         reach = _hull(self.convolution.window(needed, output), out_box)
         embedded = fill(values, out_box, reach)
-        result = self.convolution.apply(embedded, reach, needed, output, kernels)
+        result = self.convolution.evaluate(embedded, reach, needed, output, kernels)
         return fill(result, needed, window) if needed.is_empty else grow(result, needed, window)
 
     def update(self, **values: Any) -> LocalOperator:

@@ -78,6 +78,11 @@ class LocalVaryingBlur(LocalOperator):
         batch, channels = (max(pair) for pair in pairs)
         return batch, channels
 
+    @property
+    def trial_shape(self) -> tuple[int, ...]:
+        """Somewhat more than twice the kernels."""
+        return self._term.trial_shape
+
     def periodic(self, ndim: int) -> tuple[bool, ...]:
         """As the convolutions are."""
         return self._term.periodic(ndim)
@@ -111,9 +116,7 @@ class LocalVaryingBlur(LocalOperator):
         """As for one convolution."""
         return self._term.window(out_box, spatial)
 
-    def _maps(
-        self, out_box: Box, spatial: Sequence[int], kernels: Kernels | None
-    ) -> torch.Tensor:
+    def _maps(self, out_box: Box, spatial: Sequence[int], kernels: Kernels | None) -> torch.Tensor:
         """The maps on what they multiply: the box, or its window."""
         maps = (kernels or {}).get("multipliers", self.multipliers)
         wanted = self.window(out_box, spatial) if self.mask_first else out_box
@@ -130,11 +133,9 @@ class LocalVaryingBlur(LocalOperator):
     ) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         filters = (kernels or {}).get("filters", self.filters)
         maps = self._maps(out_box, spatial, kernels)
-        return [
-            ({"filter": filters[:, :, k]}, maps[:, :, k]) for k in range(filters.shape[2])
-        ]
+        return [({"filter": filters[:, :, k]}, maps[:, :, k]) for k in range(filters.shape[2])]
 
-    def apply(
+    def evaluate(
         self,
         values: torch.Tensor,
         window: Box,
@@ -148,9 +149,9 @@ class LocalVaryingBlur(LocalOperator):
         total: torch.Tensor | None = None
         for kernel, weight in self._each(out_box, spatial, kernels):
             if self.mask_first:
-                term = self._term.apply(weight * values, needed, out_box, spatial, kernel)
+                term = self._term.evaluate(weight * values, needed, out_box, spatial, kernel)
             else:
-                term = weight * self._term.apply(values, needed, out_box, spatial, kernel)
+                term = weight * self._term.evaluate(values, needed, out_box, spatial, kernel)
             total = term if total is None else total + term
         assert total is not None
         return total

@@ -1,0 +1,8 @@
+"""Settings of hypothesis: no deadline, since machines may be shared, and the same draws each run."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+settings.register_profile("space", deadline=None, derandomize=True, max_examples=8)
+settings.load_profile("space")
