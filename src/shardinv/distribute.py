@@ -10,15 +10,13 @@ from deepinv.models import Denoiser
 from deepinv.optim import BaseOptim, DataFidelity
 from deepinv.optim.data_fidelity import StackedPhysicsDataFidelity
 from deepinv.optim.prior import Prior
-from deepinv.physics import Physics, StackedLinearPhysics, StackedPhysics
+from deepinv.physics import Physics
 from torch import nn
 
 from shardinv.context import DistributedContext
 from shardinv.denoise import DistributedProcessing, TilingOptions, distribute_prior
 from shardinv.fidelity import DistributedDataFidelity
-from shardinv.physics import DistributedStackedLinearPhysics, DistributedStackedPhysics
-from shardinv.physics.linear import reduction_of
-from shardinv.physics.operators import deal_operators
+from shardinv.physics.build import distribute_physics
 from shardinv.training import average_gradients, distribute_unrolled
 
 TYPES = (
@@ -43,10 +41,12 @@ _TILING = {
 }
 _CHECKPOINT = {"checkpoint_use_reentrant": False, "checkpoint_preserve_rng_state": True}
 _OPERATORS = {"num_operators": None, "factory_kwargs": None, "reduction": None}
+_SPACE = {"strategy": None, "mesh": None, "align": 1}
 _DEFAULTS: dict[str, Any] = {
     **_TILING,
     **_CHECKPOINT,
     **_OPERATORS,
+    **_SPACE,
     "dtype": None,
     "gather_strategy": "concatenated",
     "tiling_strategy": None,
@@ -54,7 +54,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 _NETWORK = {*_TILING, *_CHECKPOINT, "tiling_strategy", "dtype"}
 _MEANT_FOR = {
-    "physics": {*_OPERATORS, "dtype", "gather_strategy", "costs"},
+    "physics": {*_OPERATORS, *_SPACE, "dtype", "gather_strategy", "costs"},
     "data_fidelity": set(_OPERATORS),
     "denoiser": {*_NETWORK, "factory_kwargs"},
     "prior": _NETWORK,
@@ -79,7 +79,8 @@ def distribute(
 
         * operators: a ``StackedPhysics``, a ``StackedLinearPhysics``, a list of ``Physics``, or a
           factory ``factory(index, device, factory_kwargs)`` with ``num_operators``, called only on
-          the rank that owns the operator;
+          the rank that owns the operator (unless ``strategy="space"``, where each rank has all);
+        * a single operator whose output pixel depends on a neighbourhood: it runs by space;
         * a fidelity of ``deepinv.optim`` or ``deepinv.sampling``, a ``StackedPhysicsDataFidelity``,
           a list, or a factory with ``num_operators`` and ``type_object="data_fidelity"``;
         * a ``Denoiser``, or any network that keeps the image's shape where tile options or
@@ -102,6 +103,13 @@ def distribute(
         the stack's own, or a sum.
     costs : sequence of float
         Cost of each operator, by which they are dealt; default: the size of their parameters.
+    strategy : str
+        ``"operator"``: each rank applies the operators it owns to the whole image. ``"space"``:
+        each rank applies all operators to its box, and halos are sent; for operators that depend on
+        a neighbourhood (blur, down-sampling, masks, their compositions). Default: by space where
+        the image is sharded and all operators allow it, else by operator; a factory's by operator.
+    mesh, align
+        How images are cut for ``strategy="space"`` where they aren't sharded, as for ``ctx.shard``.
     dtype : torch.dtype
         Type to convert operators or the network to; default: left as they are.
     gather_strategy : str
@@ -165,7 +173,12 @@ def distribute(
     given = {**_DEFAULTS, **options}
     check_gather_strategy(given["gather_strategy"])
     if kind in ("physics", "linear_physics"):
-        return _distribute_physics(object, ctx, kind, given)
+        return distribute_physics(
+            object,
+            ctx,
+            linear=kind == "linear_physics",
+            **{name: given[name] for name in (*_OPERATORS, *_SPACE, "costs", "dtype")},
+        )
     if kind == "data_fidelity":
         return _distribute_fidelity(object, ctx, given)
     if kind == "parameters":
@@ -211,8 +224,8 @@ def check_gather_strategy(strategy: str) -> None:
 
 # What an object may be whose type is named, and whether a factory of it will do.
 _NAMED: dict[str, tuple[type | tuple[type, ...], str, bool]] = {
-    "physics": ((StackedPhysics, Sequence), "a StackedPhysics, a list of operators", True),
-    "linear_physics": ((StackedPhysics, Sequence), "a StackedPhysics, a list of operators", True),
+    "physics": ((Physics, Sequence), "a Physics, a list of operators", True),
+    "linear_physics": ((Physics, Sequence), "a Physics, a list of operators", True),
     "data_fidelity": ((DataFidelity, Sequence), "a DataFidelity, a list of them", True),
     "denoiser": (nn.Module, "a network", True),
     "prior": (Prior, "a Prior", False),
@@ -247,13 +260,8 @@ def _kind(object: Any, type_object: str | None, options: Mapping[str, Any]) -> s
         _check_named(object, wanted)
         return wanted
     listed = isinstance(object, Sequence) and len(object) > 0
-    if isinstance(object, StackedPhysics) or (listed and isinstance(object[0], Physics)):
+    if isinstance(object, Physics) or (listed and isinstance(object[0], Physics)):
         return "physics"
-    if isinstance(object, Physics):
-        raise ValueError(
-            f"a single {type(object).__name__} cannot be dealt to ranks: give a list of operators "
-            "or a StackedPhysics, each a part of the acquisition (angles, coils, frames)"
-        )
     if isinstance(object, DataFidelity) or (listed and isinstance(object[0], DataFidelity)):
         return "data_fidelity"
     if isinstance(object, nn.Parameter) or (listed and isinstance(object[0], nn.Parameter)):
@@ -277,36 +285,6 @@ def _kind(object: Any, type_object: str | None, options: Mapping[str, Any]) -> s
             "'denoiser'"
         )
     raise ValueError(f"cannot distribute a {type(object).__name__}")
-
-
-def _distribute_physics(
-    source: Any, ctx: DistributedContext, kind: str, given: Mapping[str, Any]
-) -> DistributedStackedPhysics:
-    if isinstance(source, DistributedStackedPhysics):
-        return source
-    dealt = deal_operators(
-        source,
-        ctx,
-        num_operators=given["num_operators"],
-        factory_kwargs=given["factory_kwargs"],
-        costs=given["costs"],
-        dtype=given["dtype"],
-    )
-    if not dealt.linear:
-        if kind == "linear_physics":
-            raise ValueError("type_object='linear_physics', but not all operators are linear")
-        if given["reduction"] not in (None, "sum"):
-            raise ValueError(
-                f"reduction={given['reduction']!r} is for stacks of linear operators only"
-            )
-        result = DistributedStackedPhysics(ctx, dealt)
-    else:
-        own = reduction_of(source) if isinstance(source, StackedLinearPhysics) else "sum"
-        reduction = given["reduction"] if given["reduction"] is not None else own
-        result = DistributedStackedLinearPhysics(ctx, dealt, reduction)
-    if isinstance(source, StackedPhysics):
-        result.solver, result.max_iter, result.tol = source.solver, source.max_iter, source.tol
-    return result
 
 
 def _distribute_fidelity(

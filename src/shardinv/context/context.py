@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from shardinv.context.checkpoints import Checkpoints
 from shardinv.context.environment import Launch, detect_launch
 from shardinv.context.failure import FailureWatch
 from shardinv.context.images import ImageLayouts
@@ -25,7 +26,7 @@ from shardinv.ledger import Ledger
 _contexts_of_group: dict[str, int] = {}
 
 
-class DistributedContext(ImageLayouts):
+class DistributedContext(ImageLayouts, Checkpoints):
     """The processes that work on one reconstruction together.
 
     Used as a context manager. On entering, the launcher is recognised (``torchrun``, ``srun``, Open

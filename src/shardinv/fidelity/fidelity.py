@@ -18,8 +18,13 @@ from shardinv.context import DistributedContext
 from shardinv.exchange import TensorSpec, broadcast_tensors, fan_out
 from shardinv.fidelity.posterior import dps_value, ilvr_gradient
 from shardinv.fidelity.proximal import dual_proximal
+from shardinv.fidelity.space import Local, measurements
+from shardinv.fidelity.space import gradient as gradient_in_space
+from shardinv.fidelity.space import value as value_in_space
 from shardinv.fidelity.terms import FidelitySource, Terms
 from shardinv.physics import (
+    DistributedLocalPhysics,
+    DistributedLocalStack,
     DistributedStackedLinearPhysics,
     DistributedStackedPhysics,
     OwnedMeasurements,
@@ -27,6 +32,8 @@ from shardinv.physics import (
 from shardinv.physics.measurements import entry_tensors
 from shardinv.physics.noise import common_seed, stream, stream_seed
 from shardinv.physics.stacked import Measurements, sharding_of
+
+_LOCAL = (DistributedLocalPhysics, DistributedLocalStack)
 
 # Guidance terms that couple all measurements, by solving in the space of the measurements: their
 # sum over operators would be another quantity.
@@ -143,11 +150,15 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
             ``(B,)``.
         """
         single = self.terms.single
+        space = self._space(physics, x, y)
         if isinstance(single, DPSDataFidelity):
             _check_whole(single, gather)
-            self._check(physics)
             value, denoised = dps_value(single, x, y, physics, *args, **_without(kwargs))
             return (value, denoised) if kwargs.get("get_model_outputs") else value
+        if space is not None:
+            with self.ctx.ledger.block(self.block):
+                value = value_in_space(self.terms, x, y, space, args, kwargs)
+            return value / self._count(space) if self._mean(physics) else value
         return self._sum(
             lambda term, image, entry, op: term.forward(image, entry, op, *args, **kwargs),
             x,
@@ -174,19 +185,23 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
             Image ``(B, C, *spatial)``, sharded if ``x`` is.
         """
         single = self.terms.single
+        space = self._space(physics, x, y)
         if isinstance(single, ILVRDataFidelity):
             _check_whole(single, gather)
-            self._check(physics)
             self._draws += 1
             return ilvr_gradient(single, x, y, physics, *args, stream=self._stream, **kwargs)
         if isinstance(single, DPSDataFidelity):
             _check_whole(single, gather)
-            self._check(physics)
             with torch.enable_grad():
                 point = x.detach().requires_grad_() if not x.requires_grad else x
                 value, denoised = dps_value(single, point, y, physics, *args, **_without(kwargs))
                 gradient = torch.autograd.grad(value, point, torch.ones_like(value))[0]
             return (gradient, denoised.detach()) if kwargs.get("get_model_outputs") else gradient
+        if space is not None:
+            self._draws += 1
+            with self.ctx.ledger.block(self.block):
+                gradient = gradient_in_space(self.terms, x, y, space, args, kwargs)
+            return gradient / self._count(space) if self._mean(physics) else gradient
         return self._sum(
             lambda term, image, entry, op: _gradient(term, image, entry, op, args, kwargs),
             x,
@@ -205,7 +220,6 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
         reduce: bool,
         name: str,
     ) -> torch.Tensor:
-        self._check(physics)
         with self.ctx.ledger.block(self.block):
             check_image(self.ctx, physics.first_use, x)
             # Each call works with handles of its own of the terms' weights: their gradients are
@@ -236,12 +250,21 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
         return total / len(physics) if self._mean(physics) else total
 
     def _check(self, physics: Any) -> None:
-        if not isinstance(physics, DistributedStackedPhysics):
+        if not isinstance(physics, (DistributedStackedPhysics, *_LOCAL)):
             raise TypeError(
                 "a distributed fidelity needs a distributed stack, got a "
                 f"{type(physics).__name__}: make it with distribute(physics, ctx)"
             )
-        self.terms.check_count(len(physics))
+        self.terms.check_count(self._count(physics))
+
+    def _space(self, physics: Any, *values: Any) -> Local | None:
+        """The operators by space, where that is how such images and measurements are worked on."""
+        self._check(physics)
+        return physics if isinstance(physics, _LOCAL) else physics.by_space(*values)
+
+    @staticmethod
+    def _count(physics: Any) -> int:
+        return 1 if isinstance(physics, DistributedLocalPhysics) else len(physics)
 
     def _mean(self, physics: DistributedStackedPhysics) -> bool:
         if self.reduction is not None or self.terms.single is None:
@@ -285,17 +308,19 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
         single = self.terms.single
         if isinstance(single, L2) and type(single).prox is L2.prox and self._linear(physics):
             scale = gamma * single.norm
-            if self._mean(physics) and physics.reduction_name != "mean":
-                scale = scale / len(physics)
-            elif physics.reduction_name == "mean" and not self._mean(physics):
-                scale = scale * len(physics)  # the stack's own normal equations have the mean
+            own_mean = getattr(physics, "reduction_name", "sum") == "mean"
+            if self._mean(physics) and not own_mean:
+                scale = scale / self._count(physics)
+            elif own_mean and not self._mean(physics):
+                # The stack's own normal equations have the mean.
+                scale = scale * self._count(physics)
             return physics.prox_l2(x, y, scale)
         if isinstance(single, (L1, IndicatorL2)) and self._linear(physics):
             return self._dual(single, x, y, physics, gamma, **kwargs)
         return Potential.prox(self, x, y, physics, *args, gamma=gamma, **kwargs)
 
     def _linear(self, physics: DistributedStackedPhysics) -> bool:
-        return isinstance(physics, DistributedStackedLinearPhysics)
+        return isinstance(physics, (DistributedStackedLinearPhysics, *_LOCAL))
 
     def _dual(
         self,
@@ -313,12 +338,12 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
     ) -> torch.Tensor:
         if kwargs:
             raise TypeError(f"prox of {type(single).__name__} has no option {sorted(kwargs)}")
-        if physics.reduction_name != "sum":
+        if getattr(physics, "reduction_name", "sum") != "sum":
             raise ValueError("this prox needs a stack with reduction='sum', whose adjoint is exact")
         if stepsize is None:
             stepsize = 1.0 / physics.compute_sqnorm(x, verbose=False)
         step = torch.as_tensor(stepsize, device=x.device, dtype=x.real.dtype)
-        weight = gamma / len(physics) if self._mean(physics) else gamma
+        weight = gamma / self._count(physics) if self._mean(physics) else gamma
 
         def prox_distance(_: int, u: Any, entry: Any, scale: torch.Tensor) -> Any:
             if isinstance(single, IndicatorL2):
@@ -335,10 +360,11 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
             shift = u - entry
             return entry + shift.sgn() * (shift.abs() - threshold).clamp(min=0)
 
+        space = self._space(physics, x, y)
         return dual_proximal(
             x,
-            physics.own(y),
-            physics,
+            physics.own(y) if space is None else measurements(space, x, y),
+            physics if space is None else space,
             prox_distance,
             step=step,
             crit_conv=crit_conv,
@@ -387,11 +413,13 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
         return TensorList([apply(i, first, y[i]) for i, first in enumerate(u)])
 
     def describe(self) -> str:
-        """What is evaluated where, in words."""
+        """What is evaluated where, in words. What is sent, the physics' ``describe`` says."""
         kinds = sorted({type(term).__name__ for term in self.terms.modules()}) or ["factory"]
         return (
-            f"fidelity {', '.join(kinds)}: each rank evaluates the terms of its own operators; "
-            "a value or gradient is one all-reduce"
+            f"fidelity {', '.join(kinds)}: by operator, each rank evaluates the terms of its own "
+            "operators, and a value or gradient is one reduction (of a sharded image a gather and "
+            "a reduce-scatter); by space, each rank evaluates all terms on its box, and a gradient "
+            "is one halo out and one back"
         )
 
     def extra_repr(self) -> str:

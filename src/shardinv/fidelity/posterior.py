@@ -13,8 +13,11 @@ from deepinv.sampling import DPSDataFidelity, ILVRDataFidelity
 
 from shardinv.blocks import check_image
 from shardinv.exchange import TensorSpec
+from shardinv.fidelity.space import measurements, operators_of, predictions, together
 from shardinv.physics import DistributedStackedLinearPhysics, DistributedStackedPhysics
+from shardinv.physics.space.linear import LocalBlock
 from shardinv.physics.stacked import Measurements, sharding_of
+from shardinv.tensor import gather
 
 
 def dps_value(
@@ -60,6 +63,20 @@ def dps_value(
     denoised = term.denoiser(x.to(torch.float32), sigma, *args, **kwargs)
     if term.clip is not None:
         denoised = torch.clip(denoised, term.clip[0], term.clip[1])
+    space = physics if isinstance(physics, LocalBlock) else physics.by_space(denoised, y)
+    if space is not None:
+        total = torch.stack(
+            [
+                _square(term, op, u, entry, sigma)
+                for op, u, entry in zip(
+                    operators_of(space),
+                    predictions(space, denoised),
+                    measurements(space, denoised, y),
+                    strict=True,
+                )
+            ]
+        ).sum(0)
+        return _guidance(term, total), denoised
     with physics.ctx.ledger.block("fidelity"):
         check_image(physics.ctx, physics.first_use, denoised, "the denoised image")
         image, token = physics.enter(denoised)
@@ -67,16 +84,7 @@ def dps_value(
 
         def parts() -> Any:
             for index, op in physics.operators.local_items():
-                difference = op.A(image) - owned[index]
-                square = (
-                    torch.linalg.vector_norm(
-                        difference, ord=2, dim=tuple(range(1, difference.ndim))
-                    )
-                    ** 2
-                )
-                yield (
-                    square if term.guidance == "norm" else square / _variance(op, difference, sigma)
-                )
+                yield _square(term, op, op.A(image), owned[index], sigma)
 
         total = physics.sum_parts(
             parts(),
@@ -86,8 +94,21 @@ def dps_value(
             if owned.key is None
             else ("dps", term.guidance, TensorSpec.of(denoised), owned.key),
         )
+    return _guidance(term, total), denoised
+
+
+def _square(
+    term: DPSDataFidelity, op: Any, predicted: Any, measured: Any, sigma: torch.Tensor | float
+) -> torch.Tensor:
+    """An operator's squared residual ``(B,)``, over the variance of its noise where that counts."""
+    difference = predicted - measured
+    square = torch.linalg.vector_norm(difference, ord=2, dim=tuple(range(1, difference.ndim))) ** 2
+    return square if term.guidance == "norm" else square / _variance(op, difference, sigma)
+
+
+def _guidance(term: DPSDataFidelity, total: torch.Tensor) -> torch.Tensor:
     value = total.sqrt() if term.guidance == "norm" else total / 2
-    return term.weight * value, denoised
+    return term.weight * value
 
 
 def _variance(op: Any, difference: torch.Tensor, sigma: torch.Tensor | float) -> torch.Tensor:
@@ -132,8 +153,24 @@ def ilvr_gradient(
     Choi, Kim, Jeong, Gwon, Yoon, "ILVR: conditioning method for denoising diffusion probabilistic
     models", ICCV 2021.
     """
-    if not isinstance(physics, DistributedStackedLinearPhysics):
+    if not isinstance(physics, (DistributedStackedLinearPhysics, LocalBlock)):
         raise TypeError(f"{type(term).__name__} needs a stack of linear operators")
+    space = physics if isinstance(physics, LocalBlock) else physics.by_space(x, y)
+    if space is not None:
+        residuals = []
+        for index, (op, u, entry) in enumerate(
+            zip(
+                operators_of(space),
+                predictions(space, x),
+                measurements(space, x, y),
+                strict=True,
+            )
+        ):
+            with stream(index):
+                apart = u - term._noised_measurements(entry, sigma)
+            residuals.append(apart / term._guidance_strength(op, sigma, apart))
+        solved: Any = space.A_dagger(together(space, residuals), layout=sharding_of(x))
+        return term.weight * (solved if sharding_of(x) else gather(solved))
     owned = physics.own(y)
     residual: dict[int, Any] = {}
     forward = physics.A(x, gather=False)

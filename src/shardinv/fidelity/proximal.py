@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from shardinv.exchange import all_reduce
+from shardinv.fidelity.space import Local, adjoint
 from shardinv.physics import DistributedStackedLinearPhysics, OwnedMeasurements
 from shardinv.physics.measurements import Measurement, entry_tensors
 from shardinv.physics.stacked import sharding_of
@@ -14,9 +16,9 @@ from shardinv.physics.stacked import sharding_of
 
 def dual_proximal(
     x: torch.Tensor,
-    y: OwnedMeasurements,
-    physics: DistributedStackedLinearPhysics,
-    prox_distance: Callable[[int, Measurement, Measurement, torch.Tensor], Measurement],
+    y: OwnedMeasurements | Sequence[Measurement],
+    physics: DistributedStackedLinearPhysics | Local,
+    prox_distance: Callable[[int, Any, Any, torch.Tensor], Any],
     *,
     step: torch.Tensor,
     crit_conv: float,
@@ -29,9 +31,9 @@ def dual_proximal(
     x
         Image ``(B, C, *spatial)``.
     y
-        Measurements. They, and the dual variables, stay with their owners.
+        Measurements. They, and the dual variables, stay with their owners, or in their boxes.
     physics
-        The stack.
+        The operators.
     prox_distance
         ``prox(index, u, y_i, step)``, the proximal operator of :math:`d_i / \mathrm{step}` at u.
     step
@@ -39,7 +41,7 @@ def dual_proximal(
     crit_conv
         Stop when the dual variable's relative change falls below this.
     max_iter
-        Most iterations; each sends one image and three numbers.
+        Most iterations; each sends one image, or two halos, and a few numbers.
 
     Notes
     -----
@@ -48,27 +50,37 @@ def dual_proximal(
     the dual proximal-gradient step (Combettes, Dung, Vu, "Dualization of signal recovery problems",
     Set-Valued and Variational Analysis 18, 2010).
     """
-
-    def difference(a: Measurement, b: Measurement) -> Measurement:
-        return a - b
-
     t = x
-    u: OwnedMeasurements | None = None
+    u: dict[int, Any] = {}
     for iteration in range(max_iter):
         forward = physics.A(t, gather=False)
-        updated = {}
-        for index, image in forward.local_items():
-            v = image * step if u is None else u[index] + image * step
-            updated[index] = difference(v, prox_distance(index, v / step, y[index], step) * step)
-        new = forward.like(updated, key=forward.key)
-        squares = torch.zeros(2, dtype=torch.float64, device=x.device)
-        for index, entry in new.local_items():
-            change = entry if u is None else difference(entry, u[index])
-            squares[0] += sum((p.detach().abs().double() ** 2).sum() for p in entry_tensors(change))
-            squares[1] += sum((p.detach().abs().double() ** 2).sum() for p in entry_tensors(entry))
+        if isinstance(forward, OwnedMeasurements):
+            predicted = dict(forward.local_items())
+        else:
+            predicted = dict(enumerate([forward] if isinstance(forward, torch.Tensor) else forward))
+        new, changes = {}, {}
+        for index, image in predicted.items():
+            v = image * step if not u else u[index] + image * step
+            new[index] = v - prox_distance(index, v / step, y[index], step) * step
+            changes[index] = new[index] - u[index] if u else new[index]
+        squares = torch.stack([_squared_norm(changes, x), _squared_norm(new, x)])
         u = new
-        t = x - physics.A_adjoint(u, layout=sharding_of(x))
-        changed, size = all_reduce(physics.ctx.comm, squares).sqrt().tolist()
+        if isinstance(forward, OwnedMeasurements):
+            # Norms of sharded entries are over all ranks already.
+            squares = all_reduce(physics.ctx.comm, squares)
+            dual: Any = forward.like(u, key=forward.key)
+            t = x - physics.A_adjoint(dual, layout=sharding_of(x))
+        else:
+            t = x - adjoint(physics, x, list(u.values()))
+        changed, size = squares.sqrt().tolist()
         if iteration > 2 and changed <= crit_conv * (size + 1e-12):
             break
     return t
+
+
+def _squared_norm(entries: dict[int, Any], like: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=like.device)
+    for entry in entries.values():
+        for tensor in entry_tensors(entry):
+            total = total + (tensor.detach().abs().double() ** 2).sum()
+    return total

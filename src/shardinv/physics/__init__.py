@@ -1,16 +1,23 @@
-"""Stacks of acquisition operators, each applied on the rank that owns it.
+"""Acquisition operators over the ranks: by operator, or by space.
 
-``operators`` builds and deals them, ``measurements`` is the list that knows its owners, ``noise``
-draws the same noise for any number of ranks, ``stacked`` and ``linear`` are the stacks that solvers
-see.
+By operator, each is applied on the rank that owns it: ``operators`` builds and deals them,
+``measurements`` is the list that knows its owners, ``stacked`` and ``linear`` are the stacks that
+solvers see. By space, each rank applies all of them to its box: ``space``. ``choice`` is a stack
+that does either, as the image lies, and ``build`` decides which block operators become. ``noise``
+draws the same noise for any number of ranks.
 """
 
+from shardinv.physics.choice import DistributedStackByLayout
 from shardinv.physics.linear import DistributedStackedLinearPhysics
 from shardinv.physics.measurements import OwnedMeasurements, RemoteEntryError
 from shardinv.physics.operators import OwnedOperators
+from shardinv.physics.space import DistributedLocalPhysics, DistributedLocalStack
 from shardinv.physics.stacked import DistributedStackedPhysics
 
 __all__ = [
+    "DistributedLocalPhysics",
+    "DistributedLocalStack",
+    "DistributedStackByLayout",
     "DistributedStackedLinearPhysics",
     "DistributedStackedPhysics",
     "OwnedMeasurements",

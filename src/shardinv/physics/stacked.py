@@ -217,6 +217,10 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
                 break
         return x.clone()
 
+    def by_space(self, *values: Any) -> Any:
+        """The same operators by space where that is how such values are worked on; None: never."""
+        return None
+
     # -- parts -----------------------------------------------------------------------------------
 
     def _work(self) -> Any:
@@ -486,13 +490,20 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
             operator.update_parameters(**kwargs)
 
     def describe(self) -> str:
-        """How the operators are laid out: who has what, and how even the deal is."""
+        """How the operators are laid out: who has what, how even the deal is, what is sent."""
         kind = "linear operators" if isinstance(self, LinearPhysics) else "operators"
-        lines = [f"{len(self)} {kind} on {self.ctx.world_size} ranks, dealt by cost"]
+        ranks = self.ctx.world_size
+        lines = [f"{len(self)} {kind} on {ranks} ranks, by operator, dealt by cost"]
         for rank, hand in enumerate(self.ownership.hands):
             cost = sum(self.costs[index] for index in hand)
             lines.append(f"  rank {rank}: operators {list(hand)}, cost {cost:g}")
         lines.append(f"  imbalance {imbalance(self.costs, self.ownership.hands):.3f} (1 is even)")
+        share = (ranks - 1) / ranks
+        lines.append(
+            f"  sent by each rank for a normal operator or a gradient, of n bytes of image: "
+            f"{2 * share:.2f} n in one all-reduce where every rank holds the image; "
+            f"{share:.2f} n in a gather and {share:.2f} n in a reduce-scatter where it is sharded"
+        )
         return "\n".join(lines)
 
     def __str__(self) -> str:

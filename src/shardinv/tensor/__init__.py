@@ -7,12 +7,15 @@ image fetch it themselves and are in the layers above.
 
 from shardinv.tensor import rules as rules
 from shardinv.tensor.errors import LayoutError, UnsupportedOperation
+from shardinv.tensor.factories import sharded_factories
 from shardinv.tensor.registry import rule
+from shardinv.tensor.rules.random import CounterRandom
 from shardinv.tensor.sharded import ShardedTensor
 from shardinv.tensor.sharding import Sharding
 from shardinv.tensor.transfer import deliver, fetch_boxes, fetch_tied, gather, realign, scatter
 
 __all__ = [
+    "CounterRandom",
     "LayoutError",
     "ShardedTensor",
     "Sharding",
@@ -24,4 +27,5 @@ __all__ = [
     "realign",
     "rule",
     "scatter",
+    "sharded_factories",
 ]

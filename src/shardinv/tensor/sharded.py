@@ -79,7 +79,7 @@ class ShardedTensor(torch.Tensor):
             )
         # mypy: the maker of wrappers is not in torch's type stubs.
         result: ShardedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, whole, dtype=local.dtype, device=local.device, requires_grad=False
+            cls, whole, dtype=local.dtype, device=local.device, requires_grad=local.requires_grad
         )
         result._local = local
         result.sharding = sharding
@@ -133,9 +133,17 @@ class ShardedTensor(torch.Tensor):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedTensor:
+        if self.to_local().grad_fn is not None:
+            raise RuntimeError(
+                "only tensors that are leaves of their graph can be deep-copied: detach it first "
+                "(x.detach())"
+            )
         twin = self.like(self._local.detach().clone().requires_grad_(self._local.requires_grad))
         memo[id(self)] = twin
         return twin
+
+    def __copy__(self) -> ShardedTensor:
+        return self.like(self.to_local())
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -152,6 +160,17 @@ class ShardedTensor(torch.Tensor):
         )
 
 
+def refresh(x: ShardedTensor) -> None:
+    """Let the wrapper need a gradient as its local part does, after that was written to.
+
+    A custom ``autograd.Function`` sees the wrapper only: by this it puts a graph on what it
+    returns, by which :func:`check_graph` knows.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        if x.requires_grad != x._local.requires_grad:
+            x.requires_grad_(x._local.requires_grad)
+
+
 def check_graph(x: ShardedTensor) -> None:
     """Raise if a custom ``autograd.Function`` has put its graph on the wrapper, where it is lost.
 
@@ -161,7 +180,7 @@ def check_graph(x: ShardedTensor) -> None:
         If so.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        lost = x.requires_grad
+        lost = x.grad_fn is not None
     if lost:
         raise RuntimeError(
             "a custom autograd.Function was applied to a sharded tensor: the gradient would be "

@@ -1,4 +1,4 @@
-"""Settings of hypothesis: no deadline, since machines may be shared, and the same draws each run."""
+"""Settings of hypothesis: no deadline on shared machines, the same draws each run."""
 
 from __future__ import annotations
 

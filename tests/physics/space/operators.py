@@ -153,7 +153,8 @@ def composed() -> dict[str, Case]:
         "blur of blur": (lambda: blur("circular", 2, (3, 3)) * blur("valid"), image),
         "colours of downsampling of blur": (
             lambda: (
-                Decolorize().to(D) * (Downsampling(filter=None, factor=2) * blur("replicate", 3))
+                Decolorize().to(D)
+                * (Downsampling((3, *SPATIAL), filter=None, factor=2) * blur("replicate", 3))
             ),
             image,
         ),

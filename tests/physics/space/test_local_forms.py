@@ -162,7 +162,7 @@ def test_the_boxes_of_the_output_follow_and_come_back(name: str) -> None:
 )
 def test_gradients_of_kernels_and_second_order(name: str) -> None:
     """Also in boxes without a pixel, whose graph must be the others'."""
-    operator, form = built(name)
+    _, form = built(name)
     assert isinstance(form, LocalOperator)
     shape = _CASES[name][1]
     spatial = shape[2:]
@@ -197,8 +197,8 @@ def test_gradients_of_kernels_and_second_order(name: str) -> None:
         y = form.evaluate(values, window, box, spatial, dict(zip(names, kernels)))
         return (y**2).mean()[None]
 
-    torch.autograd.gradcheck(apply, (small.requires_grad_(), *leaves), fast_mode=True)
-    torch.autograd.gradgradcheck(apply, (small.requires_grad_(), *leaves), fast_mode=True)
+    torch.autograd.gradcheck(evaluate, (small.requires_grad_(), *leaves), fast_mode=True)
+    torch.autograd.gradgradcheck(evaluate, (small.requires_grad_(), *leaves), fast_mode=True)
 
 
 @pytest.mark.parametrize("padding", ["valid", "circular", "reflect", "constant"])

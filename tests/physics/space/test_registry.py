@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,10 +23,9 @@ from tests.physics.space.operators import SPATIAL, kernel, quiet
 
 
 @pytest.fixture(autouse=True)
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""
     monkeypatch.setattr(registry_module, "_registered", dict(registry_module._registered))
-    yield
 
 
 class Gradient(LinearPhysics):

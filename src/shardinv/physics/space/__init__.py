@@ -3,12 +3,18 @@
 ``local`` says what an operator needs for that, ``registry`` which operators have it and how users
 add theirs, ``known`` the forms of DeepInverse's operators, ``verify`` the comparison of a form with
 its operator. ``axes``, ``padding``, ``filtering`` are the arithmetic; ``convolution``,
-``pointwise``, ``varying``, ``transposed`` the forms.
+``pointwise``, ``varying``, ``transposed`` the forms. ``exchange_plan`` and ``program`` run them on
+sharded images; ``linear`` has the blocks that solvers see.
 """
 
 from shardinv.physics.space import known as _known  # registers DeepInverse's operators
 from shardinv.physics.space.axes import Axis, Padding
 from shardinv.physics.space.convolution import LocalConvolution
+from shardinv.physics.space.linear import (
+    DistributedLocalPhysics,
+    DistributedLocalStack,
+    local_physics,
+)
 from shardinv.physics.space.local import Chain, LocalOperator
 from shardinv.physics.space.pointwise import (
     LocalMixture,
@@ -31,6 +37,8 @@ del _known
 __all__ = [
     "Axis",
     "Chain",
+    "DistributedLocalPhysics",
+    "DistributedLocalStack",
     "LocalConvolution",
     "LocalForm",
     "LocalFormError",
@@ -43,6 +51,7 @@ __all__ = [
     "Padding",
     "PointwiseOperator",
     "local_form",
+    "local_physics",
     "make_local_form",
     "register_local_form",
     "verify_local_form",

@@ -12,7 +12,13 @@ from torch import nn
 from shardinv.geometry import Box, Partition
 from shardinv.physics.space.axes import Axis, Padding, Sources
 from shardinv.physics.space.filtering import check_kernel, correlate, spread
-from shardinv.physics.space.local import Kernels, LocalOperator, cut_axes, sum_over_nothing
+from shardinv.physics.space.local import (
+    Kernels,
+    LocalOperator,
+    cut_axes,
+    spatial_index,
+    sum_over_nothing,
+)
 from shardinv.physics.space.padding import embed, fold_window, pad_window
 
 
@@ -39,6 +45,9 @@ class LocalConvolution(LocalOperator):
         Name of the kernel as a parameter of the operator.
     multiples
         Whether only images whose sides are multiples of the stride are taken.
+    image
+        Spatial shape of the operator's images, where it is tied to one: an output does not tell
+        how many of an image's last pixels were dropped.
     """
 
     def __init__(
@@ -53,6 +62,7 @@ class LocalConvolution(LocalOperator):
         cast: bool = False,
         name: str = "filter",
         multiples: bool = False,
+        image: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         if kernel is None and ndim is None:
@@ -66,6 +76,7 @@ class LocalConvolution(LocalOperator):
         self.stride = (stride,) * self.ndim if isinstance(stride, int) else tuple(stride)
         self.padding, self.fourier, self.cast, self.multiples = padding, fourier, cast, multiples
         self._explicit_centre = None if centre is None else tuple(centre)
+        self.image = None if image is None else tuple(image)
         self.name = name
         register(self, name, kernel)
         self._set_axes()
@@ -116,7 +127,9 @@ class LocalConvolution(LocalOperator):
         return tuple(axis.outputs(n) for axis, n in zip(self.axes, spatial, strict=True))
 
     def input_shape(self, output: Sequence[int]) -> tuple[int, ...]:
-        """The output's times the stride, and what valid padding loses."""
+        """The operator's own, if it fits; else the output's times the stride, and what is lost."""
+        if self.image is not None and self.output_shape(self.image) == tuple(output):
+            return self.image
         return tuple(axis.inputs(n) for axis, n in zip(self.axes, output, strict=True))
 
     def output_partition(self, partition: Partition) -> Partition:
@@ -166,14 +179,14 @@ class LocalConvolution(LocalOperator):
         weight = self._weight(values, kernels)
         if out_box.is_empty:
             zeros = sum_over_nothing(values, self.ndim)
-            padded = zeros[(..., *[None] * self.ndim)].expand(
+            padded = zeros[spatial_index(*[None] * self.ndim)].expand(
                 *zeros.shape, *(axis.taps for axis in self.axes)
             )
             one = padded if weight is None else correlate(padded, weight, self.stride)
             return one.flatten(2)[..., :0].reshape(*one.shape[:2], *out_box.shape)
         padded = pad_window(values, window, self._sources(out_box, spatial))
         if weight is None:
-            return padded[(..., *(slice(None, None, s) for s in self.stride))]
+            return padded[spatial_index(*(slice(None, None, s) for s in self.stride))]
         return correlate(padded, weight, self.stride, self.fourier)
 
     def transpose(
@@ -187,9 +200,9 @@ class LocalConvolution(LocalOperator):
         """Spread over the continued window, and fold it back."""
         weight = self._weight(values, kernels)
         if out_box.is_empty:
-            one = sum_over_nothing(values, self.ndim)[(..., *[None] * self.ndim)]
+            one = sum_over_nothing(values, self.ndim)[spatial_index(*[None] * self.ndim)]
             spreaded = one if weight is None else spread(one, weight, self.stride)
-            zeros = spreaded.flatten(2).sum(-1)[(..., *[None] * self.ndim)]
+            zeros = spreaded.flatten(2).sum(-1)[spatial_index(*[None] * self.ndim)]
             return zeros.expand(*zeros.shape[:2], *window.shape)
         if weight is None:
             padded = self._interleave(values)
@@ -203,7 +216,7 @@ class LocalConvolution(LocalOperator):
     def _interleave(self, values: torch.Tensor) -> torch.Tensor:
         shape = [(n - 1) * s + 1 for n, s in zip(values.shape[2:], self.stride, strict=True)]
         padded = values.new_zeros(*values.shape[:2], *shape)
-        padded[(..., *(slice(None, None, s) for s in self.stride))] = values
+        padded[spatial_index(*(slice(None, None, s) for s in self.stride))] = values
         return padded
 
     def update(self, **values: Any) -> LocalOperator:
@@ -222,6 +235,7 @@ class LocalConvolution(LocalOperator):
             cast=self.cast,
             name=self.name,
             multiples=self.multiples,
+            image=self.image,
         )
 
 
@@ -258,7 +272,7 @@ def support(kernel: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
         low, high = min([middle, *found]), max([middle, *found]) + 1
         slices.append(slice(low, high))
         centre.append(middle - low)
-    return kernel[(..., *slices)].contiguous(), tuple(centre)
+    return kernel[spatial_index(*slices)].contiguous(), tuple(centre)
 
 
 def worth_fourier(taps: Sequence[int]) -> bool:

@@ -1,9 +1,11 @@
-"""Correlation of a padded window with a kernel, and its transpose, directly or by Fourier transform.
+"""Correlation of a padded window with a kernel and its transpose, directly or by Fourier transform.
 
 No border is continued here, and nothing is known of boxes.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,8 +51,14 @@ def spread(
     if fourier:
         return _spread_fourier(values, kernel, stride)
     arranged, weight, groups = _arrange(values, kernel)
-    transpose = _TRANSPOSES[kernel.ndim - 2]
-    result = transpose(arranged, weight, stride=stride, groups=groups)
+    if groups == 1 and all(step == 1 for step in stride):
+        # Four times faster than torch's transpose, which has no fast way for a single channel.
+        axes = tuple(range(2, kernel.ndim))
+        margins = [n - 1 for n in reversed(kernel.shape[2:]) for _ in range(2)]
+        result = _CONVOLUTIONS[len(axes)](F.pad(arranged, margins), weight.flip(axes))
+    else:
+        transpose = _TRANSPOSES[kernel.ndim - 2]
+        result = transpose(arranged, weight, stride=stride, groups=groups)
     return result.reshape(*values.shape[:2], *result.shape[2:])
 
 
@@ -82,16 +90,15 @@ def check_kernel(values: torch.Tensor, kernel: torch.Tensor) -> None:
 
 
 def _arrange(values: torch.Tensor, kernel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Put batch and channels where the kernel's own batch and channels make groups of them."""
+    """Batch and channels as groups of a convolution, with a kernel each.
+
+    Also where one kernel is for all: torch is several times faster at groups than at a batch of
+    images with one channel.
+    """
     batch, channels = values.shape[:2]
-    own_batch, own_channels = kernel.shape[:2]
-    pixels, taps = values.shape[2:], kernel.shape[2:]
-    if own_batch == own_channels == 1:
-        return values.reshape(batch * channels, 1, *pixels), kernel, 1
-    if own_batch == 1:
-        return values, kernel.reshape(channels, 1, *taps), channels
-    weight = kernel.expand(batch, channels, *taps).reshape(batch * channels, 1, *taps)
-    return values.reshape(1, batch * channels, *pixels), weight, batch * channels
+    taps, groups = kernel.shape[2:], batch * channels
+    weight = kernel.expand(batch, channels, *taps).reshape(groups, 1, *taps)
+    return values.reshape(1, groups, *values.shape[2:]), weight, groups
 
 
 def _correlate_fourier(
@@ -118,7 +125,8 @@ def _spread_fourier(
     grid = tuple((n - 1) * s + k for n, s, k in zip(values.shape[2:], stride, taps, strict=True))
     spaced = values.new_zeros(*values.shape[:2], *grid)
     kept = tuple(slice(0, n - k + 1, s) for n, k, s in zip(grid, taps, stride, strict=True))
-    spaced[(..., *kept)] = values
+    index: tuple[Any, ...] = (Ellipsis, *kept)
+    spaced[index] = values
     # The kernel was conjugated by the caller, so its spectrum is not taken as it is in correlate.
     flat = tuple(range(2, kernel.ndim))
     if values.is_complex():

@@ -97,11 +97,16 @@ def blur_fft(operator: Any) -> LocalConvolution:
 @register_local_form(Downsampling)
 def downsampling(operator: Any) -> LocalConvolution:
     """Any filter, factor and padding. The pixels that are not kept are not computed."""
+    return _downsampling(operator, None if operator.imsize is None else operator.imsize[-2:])
+
+
+def _downsampling(operator: Any, image: Any) -> LocalConvolution:
     return LocalConvolution(
         operator.filter,
         _padding(operator.padding) if operator.filter is not None else "constant",
         operator.factor,
         ndim=2,
+        image=image,
     )
 
 
@@ -119,7 +124,7 @@ def _small_upsampling(operator: Any, shape: tuple[int, ...]) -> Physics:
 def upsampling(operator: Any) -> LocalSpreading:
     """The adjoint of down-sampling."""
     size = None if operator.imsize is None else operator.imsize[-2:]
-    return LocalSpreading(downsampling(operator), size)
+    return LocalSpreading(_downsampling(operator, None), size)
 
 
 @register_local_form(DownsamplingMatlab)

@@ -140,6 +140,15 @@ class LocalOperator(nn.Module, ABC):
             ``(B, C, *window.shape)``.
         """
 
+    @property
+    def has_maps(self) -> bool:
+        """Whether it holds maps, of the whole image or cut."""
+        return False
+
+    def output_channels(self, channels: int) -> int:
+        """Channels of the output for an image of so many."""
+        return channels
+
     def restrict(self, out_box: Box, spatial: Sequence[int]) -> LocalOperator:
         """The operator for one box: of its maps it holds only what that box needs."""
         return self
@@ -229,6 +238,11 @@ def cut_axes(partition: Partition, shape: Sequence[int], cut: Any) -> Partition:
         for box in partition.boxes
     )
     return Partition(tuple(shape), boxes)
+
+
+def spatial_index(*index: slice | None) -> tuple[Any, ...]:
+    """An index of the last axes: slices to crop, Nones to add axes."""
+    return (Ellipsis, *index)
 
 
 def sum_over_nothing(values: torch.Tensor, ndim: int) -> torch.Tensor:

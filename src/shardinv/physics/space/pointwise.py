@@ -10,7 +10,7 @@ import torch
 
 from shardinv.geometry import Box, Partition
 from shardinv.physics.space.convolution import grow, register
-from shardinv.physics.space.local import Kernels, LocalOperator
+from shardinv.physics.space.local import Kernels, LocalOperator, spatial_index
 
 
 class PointwiseOperator(LocalOperator, ABC):
@@ -137,6 +137,12 @@ class LocalMultiplication(PointwiseOperator):
         """Multiply the box, by the conjugate where the mask is complex."""
         return fill(self._multiply(values, out_box, kernels, adjoint=True), out_box, window)
 
+    @property
+    def has_maps(self) -> bool:
+        """Where the mask differs between pixels and may be cut."""
+        varies = self.mask.ndim > 2 and any(n != 1 for n in self.mask.shape[2:])
+        return varies and not self.mask.requires_grad
+
     def restrict(self, out_box: Box, spatial: Sequence[int]) -> LocalOperator:
         """Keep the mask on the box."""
         if self.mask.requires_grad:
@@ -183,6 +189,10 @@ class LocalMixture(PointwiseOperator):
         """The channels that it mixes."""
         return 1, self.matrix.shape[1]
 
+    def output_channels(self, channels: int) -> int:
+        """The matrix's rows."""
+        return int(self.matrix.shape[0])
+
     def _mix(self, values: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
         if values.shape[1] != matrix.shape[1]:
             raise ValueError(f"{matrix.shape[1]} channels are needed, got {values.shape[1]}")
@@ -219,12 +229,12 @@ def crop_to(values: torch.Tensor, window: Box, box: Box) -> torch.Tensor:
     """A view of a box of a window; no pixel where the box has none, wherever it lies."""
     if box.is_empty:
         return values.flatten(-box.ndim)[..., :0].reshape(*values.shape[: -box.ndim], *box.shape)
-    return values[(..., *box.slices(window))]
+    return values[spatial_index(*box.slices(window))]
 
 
 def fill(values: torch.Tensor, box: Box, window: Box) -> torch.Tensor:
     """A box's pixels with zeros around them; zeros alone where the box has no pixel."""
     if box.is_empty:
         zeros = values.flatten(-box.ndim).sum(-1)
-        return zeros[(..., *[None] * box.ndim)].expand(*zeros.shape, *window.shape)
+        return zeros[spatial_index(*[None] * box.ndim)].expand(*zeros.shape, *window.shape)
     return grow(values, box, window)

@@ -177,6 +177,11 @@ class LocalVaryingBlur(LocalOperator):
         assert total is not None
         return fill(total, needed, window) if needed.is_empty else grow(total, needed, window)
 
+    @property
+    def has_maps(self) -> bool:
+        """Unless they need a gradient, the multipliers."""
+        return not self.multipliers.requires_grad
+
     def restrict(self, out_box: Box, spatial: Sequence[int]) -> LocalOperator:
         """Keep the maps on the box, or on its window."""
         if self.multipliers.requires_grad:

@@ -16,7 +16,7 @@ from deepinv.physics import Physics
 from deepinv.physics.forward import ComposedPhysics
 
 from shardinv.geometry import Box, Partition
-from shardinv.physics.space.local import Chain, LocalOperator
+from shardinv.physics.space.local import Chain, LocalOperator, spatial_index
 
 _PROBES = 48
 
@@ -195,12 +195,12 @@ def _apply_in_boxes(
                 large = torch.full(
                     (*x.shape[:2], *window.shape), torch.nan, dtype=x.dtype, device=x.device
                 )
-                large[(..., *needed.slices(window))] = values
+                large[spatial_index(*needed.slices(window))] = values
                 values = large
             pieces.append(stage.restrict(box, spatial).evaluate(values, window, box, spatial))
         result = pieces[0].new_zeros(*pieces[0].shape[:2], *outputs.shape)
         for box, piece in zip(outputs.boxes, pieces, strict=True):
-            result[(..., *box.slices())] = piece
+            result[spatial_index(*box.slices())] = piece
         x, partition = result, outputs
     return x, partition
 
@@ -218,7 +218,7 @@ def _transpose_in_boxes(
         for box in outputs.boxes:
             window = stage.window(box, image.shape)
             part = stage.restrict(box, image.shape).transpose(
-                v[(..., *box.slices())], box, window, image.shape
+                v[spatial_index(*box.slices())], box, window, image.shape
             )
             if total is None:
                 total = part.new_zeros(*part.shape[:2], *image.shape)
@@ -233,12 +233,13 @@ def _probe_support(name: str, operator: Any, form: LocalOperator, x: torch.Tenso
     periodic = form.periodic(len(spatial))
     for pixel in (tuple(n // 2 for n in spatial), tuple(n - 1 for n in spatial)):
         probe = torch.zeros_like(x)
-        probe[(..., *pixel)] = torch.nan
+        index: tuple[Any, ...] = (Ellipsis, *pixel)
+        probe[index] = torch.nan
         reached = torch.isnan(operator.A(probe)).flatten(0, 1).any(dim=0)
         if bool(reached.all()):
             continue
         # A NaN also goes through a weight of zero, on which nothing depends.
-        probe[(..., *pixel)] = 1.0
+        probe[index] = 1.0
         response = operator.A(probe).abs().flatten(0, 1).amax(dim=0)
         reached &= response > torch.finfo(response.dtype).eps * response.max()
         for output in reached.nonzero().tolist()[:_PROBES]:

@@ -1,9 +1,10 @@
 """What functions of torch do with sharded tensors, one module for each family.
 
 ``metadata`` answers from the wrapper, ``pointwise`` acts on the local part, ``reductions`` are
-collective, ``shapes`` and ``indexing`` rearrange axes that are not cut, ``joining`` concatenates,
-``creation`` makes tensors like a given one, ``differentiation`` reaches autograd. Importing this
-package fills the table.
+collective, ``shapes`` and ``indexing`` rearrange axes that are not cut, ``selection`` picks by a
+mask, ``joining`` concatenates, ``linear_algebra`` multiplies flattened images, ``neighbourhood``
+fetches halos, ``creation`` makes tensors like a given one, ``random`` draws, ``differentiation``
+reaches autograd. Importing this package fills the table.
 """
 
 from shardinv.tensor.rules import (
@@ -11,9 +12,13 @@ from shardinv.tensor.rules import (
     differentiation,
     indexing,
     joining,
+    linear_algebra,
     metadata,
+    neighbourhood,
     pointwise,
+    random,
     reductions,
+    selection,
     shapes,
 )
 
@@ -22,8 +27,12 @@ __all__ = [
     "differentiation",
     "indexing",
     "joining",
+    "linear_algebra",
     "metadata",
+    "neighbourhood",
     "pointwise",
+    "random",
     "reductions",
+    "selection",
     "shapes",
 ]

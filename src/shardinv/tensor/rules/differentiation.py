@@ -10,7 +10,7 @@ import torch
 from shardinv.tensor.errors import LayoutError
 from shardinv.tensor.operands import swap_tensors
 from shardinv.tensor.registry import named, rule
-from shardinv.tensor.sharded import ShardedTensor
+from shardinv.tensor.sharded import ShardedTensor, refresh
 
 
 @rule(*(getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn")))
@@ -26,6 +26,7 @@ def graph(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 def mark(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Mark the local part."""
     result = function(args[0].to_local(), *args[1:], **kwargs)
+    refresh(args[0])
     return args[0] if isinstance(result, torch.Tensor) else result
 
 
@@ -46,7 +47,13 @@ def assign(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             f"a replicated tensor {tuple(value.shape)} cannot be the gradient or data of a sharded "
             "one: shard it (ctx.shard(t))"
         )
+    if value is not None and (tuple(value.shape), value.sharding) != (tuple(x.shape), x.sharding):
+        raise LayoutError(
+            f"the gradient or data of a sharded tensor must lie as it does: {tuple(x.shape)}, "
+            f"{x.sharding}; got {tuple(value.shape)}, {value.sharding}"
+        )
     function(x.to_local(), value.to_local() if value is not None else None)
+    refresh(x)
 
 
 @rule(torch.Tensor.register_hook)

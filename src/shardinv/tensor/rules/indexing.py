@@ -16,7 +16,8 @@ from shardinv.tensor.axes import cut_axes
 from shardinv.tensor.errors import LayoutError, UnsupportedOperation
 from shardinv.tensor.operands import local_part
 from shardinv.tensor.registry import name_of, named, rule
-from shardinv.tensor.sharded import ShardedTensor
+from shardinv.tensor.rules.selection import select, write
+from shardinv.tensor.sharded import ShardedTensor, refresh
 from shardinv.tensor.sharding import Sharding
 from shardinv.tensor.transfer import realign
 
@@ -25,13 +26,15 @@ Function = Callable[..., Any]
 
 @rule(torch.Tensor.__getitem__)
 def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Take entries of leading axes, or crop the image."""
+    """Take entries of leading axes, crop the image, or pick where a sharded mask is true."""
     x, index = args
     if not isinstance(x, ShardedTensor):
         raise LayoutError(
             f"a replicated tensor {tuple(x.shape)} cannot be indexed by a sharded one: shard it "
             "(ctx.shard(t))"
         )
+    if isinstance(index, ShardedTensor):
+        return select(function, x, index)
     local_index, sharding, trailing = _localised(function, x, index)
     return ShardedTensor(x.to_local()[local_index], sharding, trailing, x.folded)
 
@@ -44,15 +47,25 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         raise LayoutError(
             f"a sharded tensor cannot be written into a replicated one of shape {tuple(x.shape)}, "
             "which every rank holds: make it like the sharded one (x.new_zeros(...), "
-            "torch.zeros_like(x)). A solver of deepinv.optim with Anderson acceleration needs "
-            "distribute(solver, ctx)"
+            "torch.zeros_like(x)). A prior needs distribute(prior, ctx), a solver of deepinv.optim "
+            "with Anderson acceleration distribute(solver, ctx)"
         )
     if isinstance(index, ShardedTensor):
-        if isinstance(value, ShardedTensor) or (
-            isinstance(value, torch.Tensor) and value.numel() != 1
-        ):
-            raise UnsupportedOperation("where a sharded mask is true, a number can be written")
-        x.to_local()[local_part(function, index, x).expand_as(x.to_local())] = value
+        if isinstance(value, ShardedTensor):
+            write(function, x, index, value)
+            return
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise UnsupportedOperation(
+                "where a sharded mask is true, a number can be written, or values picked by it"
+            )
+        if tuple(index.shape) != tuple(x.shape):
+            raise IndexError(
+                f"the mask of shape {tuple(index.shape)} does not match the tensor {tuple(x.shape)}"
+            )
+        if isinstance(value, torch.Tensor):
+            value = local_part(function, value, x)
+        x.to_local()[local_part(function, index, x)] = value
+        refresh(x)
         return
     local_index, sharding, trailing = _localised(function, x, index)
     if isinstance(value, torch.Tensor):
@@ -66,6 +79,7 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             value = realign(value, sharding)
         value = local_part(function, value, region)
     x.to_local()[local_index] = value
+    refresh(x)
 
 
 def _localised(
@@ -81,8 +95,11 @@ def _localised(
     place = dots[0] if dots else len(items)
     items[place : place + len(dots)] = fill
     cut = cut_axes(x)
-    axis = 0
-    trailing = x.trailing
+    advanced = [k for k, item in enumerate(items) if isinstance(item, (list, torch.Tensor))]
+    between = items[advanced[0] : advanced[-1] + 1] if advanced else []
+    if any(item is None or isinstance(item, slice) for item in between):
+        _refuse(function, x, index)  # torch would move the indexed axes to the front
+    axis = trailing = 0
     crops: dict[int, tuple[int, int]] = {}
     local: list[Any] = []
     for item in items:
@@ -103,13 +120,16 @@ def _localised(
             crops[axis - cut[0]] = (start, max(start, stop))
             local.append(slice(None))
         else:
-            if isinstance(item, int) and axis > cut[-1]:
-                trailing -= 1
-            if isinstance(item, torch.Tensor) and not isinstance(item, ShardedTensor):
-                if item.dtype == torch.bool and item.ndim > 1:
-                    _refuse(function, x, index)
-            elif not isinstance(item, (int, slice, list)):
+            known = isinstance(item, (int, slice, list, torch.Tensor))
+            if not known or isinstance(item, (bool, ShardedTensor)):
                 _refuse(function, x, index)
+            if isinstance(item, torch.Tensor) and item.dtype == torch.bool and item.ndim != 1:
+                _refuse(function, x, index)
+            if axis > cut[-1]:
+                if isinstance(item, slice):
+                    trailing += 1
+                elif len(local) == advanced[0] if advanced else False:
+                    trailing += max(torch.as_tensor(items[k]).ndim for k in advanced)
             local.append(item)
         axis += 1
     if x.folded is not None:
@@ -160,10 +180,20 @@ def _refuse(function: Function, x: ShardedTensor, index: Any) -> Any:
 
 @rule(*named("select narrow index_select unbind", torch, torch.Tensor))
 def lead_only(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Entries of an axis that is not cut."""
+    """Entries of an axis that is not cut; a crop of one that is."""
     x: ShardedTensor = args[0]
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % x.ndim
     cut = cut_axes(x)
+    if dim in cut and name_of(function).endswith("narrow"):
+        start = int(kwargs.get("start", args[2] if len(args) > 2 else 0))
+        length = kwargs.get("length", args[-1])
+        start += x.shape[dim] * (start < 0)
+        if not 0 <= start <= start + length <= x.shape[dim]:
+            raise RuntimeError(
+                f"start ({start}) + length ({length}) exceeds dimension size ({x.shape[dim]})"
+            )
+        crop = (*(slice(None),) * dim, slice(start, start + length))
+        return getitem(torch.Tensor.__getitem__, (x, crop), {})
     if dim in cut:
         _refuse(function, x, f"dim={dim}")
     drops = name_of(function).split(".")[-1] in ("select", "unbind")

@@ -59,7 +59,7 @@ def text(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 @rule(
     *named(
-        "item tolist numpy __float__ __int__ __bool__ __complex__ __index__ __array__ cpu cuda "
+        "item tolist numpy __float__ __int__ __bool__ __complex__ __index__ __array__ "
         "__contains__ storage untyped_storage data_ptr is_nonzero __iter__",
         torch.Tensor,
     ),

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from shardinv.tensor.errors import LayoutError
+from shardinv.tensor.errors import LayoutError, UnsupportedOperation
 from shardinv.tensor.operands import common_layout, local_part, swap_tensors
 from shardinv.tensor.registry import name_of, named, rule
-from shardinv.tensor.sharded import ShardedTensor
+from shardinv.tensor.sharded import ShardedTensor, refresh
 
 _BOTH = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -36,11 +36,11 @@ _METHODS = """
 __abs__ __add__ __and__ __div__ __eq__ __floordiv__ __ge__ __gt__ __invert__ __le__ __lt__ __mod__
 __mul__ __ne__ __neg__ __or__ __pos__ __pow__ __radd__ __rand__ __rdiv__ __rfloordiv__ __rmod__
 __rmul__ __ror__ __rpow__ __rsub__ __rtruediv__ __rxor__ __sub__ __truediv__ __xor__ bfloat16 bool
-byte cdouble cfloat chalf contiguous double float half int long short type_as
+byte cdouble cfloat chalf contiguous double float half int long short
 """
 _ACTIVATIONS = """
 celu elu elu_ gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu leaky_relu_ logsigmoid mish
-relu relu_ relu6 rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink threshold
+relu relu_ relu6 selu sigmoid silu softplus softshrink softsign tanh tanhshrink threshold
 celu_ selu_ hardtanh_ threshold_
 """
 _SPECIAL = "erf erfc erfinv expit exp2 expm1 gammaln i0 i0e i1 log1p logit ndtr ndtri sinc xlogy"
@@ -61,6 +61,11 @@ def pointwise(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     """Act on the local parts, which must lie alike."""
     if kwargs.get("out") is not None:
         raise LayoutError(f"{name_of(function)} of a sharded tensor takes no out=")
+    if function in (torch.where, torch.Tensor.where) and len(args) + len(kwargs) < 3:
+        raise UnsupportedOperation(
+            "torch.where of a condition alone gives positions in the whole image: gather it first "
+            "(ctx.gather(x)), or give both values"
+        )
     lead = common_layout(function, args, kwargs)
     if function in _in_place or kwargs.get("inplace"):
         return _in_place_result(function, args, kwargs)
@@ -84,6 +89,7 @@ def _in_place_result(
         (args, kwargs), lambda tensor: local_part(function, tensor, target)
     )
     function(*local_args, **local_kwargs)
+    refresh(target)
     return target
 
 
@@ -92,7 +98,9 @@ def convert(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     """Another type; a sharded tensor does not leave its ranks' devices."""
     x = args[0]
     if not isinstance(x, ShardedTensor):  # plain.to(sharded): only type and device are asked for
-        return x.to(*(a.to_local() if isinstance(a, ShardedTensor) else a for a in args[1:]))
+        return x.to(
+            *(a.to_local() if isinstance(a, ShardedTensor) else a for a in args[1:]), **kwargs
+        )
     others = [a.to_local() if isinstance(a, ShardedTensor) else a for a in args[1:]]
     local = x.to_local().to(*others, **kwargs)
     if local.device != x.device:
@@ -101,3 +109,15 @@ def convert(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
             "(ctx.gather(x).cpu())"
         )
     return x.like(local)
+
+
+@rule(*named("cpu cuda", torch.Tensor))
+def moved(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensor itself where it is on that device already."""
+    return convert(torch.Tensor.to, (args[0], function.__name__), {})
+
+
+@rule(torch.Tensor.type_as)
+def like_type(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Only the type and device of the other tensor are asked for."""
+    return args[0].to(device=args[1].device, dtype=args[1].dtype)

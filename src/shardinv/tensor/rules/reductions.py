@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shardinv.exchange import all_reduce, sum_over_ranks
-from shardinv.tensor.axes import normalise, reduces_over_ranks
+from shardinv.tensor.axes import cut_axes, normalise, reduces_over_ranks
 from shardinv.tensor.errors import UnsupportedOperation
 from shardinv.tensor.operands import common_layout, local_part
 from shardinv.tensor.registry import name_of, named, rule
@@ -26,9 +26,12 @@ Arguments = tuple[Any, ...]
 Options = dict[str, Any]
 
 
+_ALIASES = {"axis": "dim", "keepdims": "keepdim", "input": "x", "self": "x"}
+
+
 def bind(signature: Callable[..., Any], args: Arguments, kwargs: Options) -> Options:
     """The arguments by name, defaults filled in; ``axis`` and ``input`` are other names."""
-    renamed = {{"axis": "dim", "input": "x", "self": "x"}.get(k, k): v for k, v in kwargs.items()}
+    renamed = {_ALIASES.get(k, k): v for k, v in kwargs.items()}
     if renamed.pop("out", None) is not None:
         raise UnsupportedOperation("a reduction of a sharded tensor takes no out=")
     bound = inspect.signature(signature).bind(*args, **renamed)
@@ -154,12 +157,22 @@ def norm(function: Function, args: Arguments, kwargs: Options) -> Any:
         if function is torch.linalg.norm and "ord" not in kwargs and len(args) < 2:
             order = None
         several = not (given["dim"] is None or isinstance(given["dim"], int))
-        if function is torch.linalg.norm and order is not None and several:
+        matrix = function is torch.linalg.norm and order is not None and several
+        if function is torch.linalg.norm and order is not None and given["dim"] is None:
+            matrix = given["x"].ndim != 1
+        if matrix:
             raise UnsupportedOperation(
-                "a matrix norm of a sharded tensor has no rule; torch.linalg.vector_norm has"
+                f"a matrix norm of a sharded tensor {tuple(given['x'].shape)} has no rule; "
+                "torch.linalg.vector_norm has"
             )
+    if isinstance(order, str) and order != "fro":
+        raise UnsupportedOperation(f"the norm {order!r} of a sharded tensor has no rule")
     order = 2.0 if order in (None, "fro", 2) else float(order)
     x, keepdim = given["x"], given["keepdim"]
+    if not (x.is_floating_point() or x.is_complex()):
+        raise RuntimeError(
+            f"{name_of(function)}: expected a floating point or complex tensor, got {x.dtype}"
+        )
     dims = normalise(given["dim"], x.ndim)
     local = x.to_local()
     if given["dtype"] is not None:
@@ -214,7 +227,7 @@ def extreme(function: Function, args: Arguments, kwargs: Options) -> Any:
     count = total(x, equal.sum(dims, keepdim=True)).to(local.dtype)
     # The values add up to count times the extreme: taken away again, only their gradient is left.
     carried = total(x, torch.where(equal, local, 0).sum(dims, keepdim=True)) / count
-    result = found + (carried - carried.detach())
+    result = torch.where(found.isfinite(), found + (carried - carried.detach()), carried)
     return result if keepdim else result.squeeze(dims)
 
 
@@ -227,9 +240,18 @@ def _extreme_over_ranks(
         shape = [1 if dim in dims else n for dim, n in enumerate(local.shape)]
         partial = local.new_full(shape, _bound(local.dtype, largest))
     flags = partial.dtype == torch.bool
-    wired = partial.to(torch.uint8) if flags else partial
-    wired = all_reduce(x.sharding.comm, wired.contiguous(), "max" if largest else "min")
-    return wired.bool() if flags else wired
+    comm, op = x.sharding.comm, "max" if largest else "min"
+    if not partial.is_floating_point():
+        wired = partial.to(torch.uint8) if flags else partial
+        wired = all_reduce(comm, wired.contiguous(), op)
+        return wired.bool() if flags else wired
+    # Libraries differ in what the extreme of a NaN and a number is: it travels as a mark beside.
+    lost = partial.isnan()
+    mark = lost.to(partial.dtype) * (1 if largest else -1)
+    values, marks = all_reduce(
+        comm, torch.stack([partial.masked_fill(lost, _bound(local.dtype, largest)), mark]), op
+    )
+    return values.masked_fill(marks != 0, math.nan)
 
 
 def _bound(dtype: torch.dtype, largest: bool) -> float | int | bool:
@@ -295,13 +317,17 @@ def inner_product(function: Function, args: Arguments, kwargs: Options) -> Any:
     """The inner product along the last axis, into which the spatial ones are folded."""
     a, b = args[:2]
     lead = common_layout(function, a, b)
-    if lead.folded is None:
+    last = kwargs.get("dim", args[2] if len(args) > 2 else -1) % lead.ndim == lead.ndim - 1
+    if lead.folded is None or not last:
         raise UnsupportedOperation(
             f"{name_of(function)} of sharded images: flatten them first (x.flatten(1)), or sum the "
             "product"
         )
-    if "dot" not in name_of(function) and (a.ndim > 1 or b.ndim > 1):
-        raise UnsupportedOperation(f"{name_of(function)} of flattened images is for vectors")
+    if function is not torch.linalg.vecdot and (a.ndim > 1 or b.ndim > 1):
+        raise UnsupportedOperation(
+            f"{name_of(function)} of flattened images is for vectors (x.flatten()); got "
+            f"{tuple(a.shape)} and {tuple(b.shape)}"
+        )
     first, second = (local_part(function, t, lead) for t in (a, b))
     conjugate = name_of(function).endswith(("vdot", "vecdot"))
     return total(lead, ((first.conj() if conjugate else first) * second).sum(-1))
@@ -310,7 +336,7 @@ def inner_product(function: Function, args: Arguments, kwargs: Options) -> Any:
 @rule(*named("equal", torch, torch.Tensor))
 def equal(function: Function, args: Arguments, kwargs: Options) -> bool:
     """Whether two tensors are equal everywhere, on every rank."""
-    a, b = args
+    a, b = (*args, *kwargs.values())
     if tuple(a.shape) != tuple(b.shape):
         return False
     return bool((a == b).all())
@@ -320,3 +346,87 @@ def equal(function: Function, args: Arguments, kwargs: Options) -> bool:
 def allclose(function: Function, args: Arguments, kwargs: Options) -> bool:
     """Whether two tensors are close everywhere, on every rank."""
     return bool(torch.isclose(*args, **kwargs).all())
+
+
+# -- along an axis that is not cut -----------------------------------------------------------------
+
+
+def _along(x: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> None: ...
+
+
+@rule(*named("prod argmax argmin logsumexp median nanmedian quantile", torch, torch.Tensor))
+def reduced_in_box(function: Function, args: Arguments, kwargs: Options) -> Any:
+    """Reductions that have a rule along axes that are not cut only."""
+    if name_of(function).endswith("quantile"):
+        x, q, *rest = args
+        options = {k: v for k, v in kwargs.items() if k not in ("dim", "keepdim")}
+        given = bind(_along, (x, *rest), {k: kwargs[k] for k in kwargs if k in ("dim", "keepdim")})
+        given["options"] = options
+        positional: Arguments = (q,)
+        if isinstance(q, torch.Tensor) and q.ndim:
+            raise UnsupportedOperation("quantiles of a sharded tensor are taken one at a time")
+    else:
+        given, positional = bind(_along, args, kwargs), ()
+    x, dim, keepdim = given["x"], given["dim"], given["keepdim"]
+    dims = normalise(dim, x.ndim)
+    if dim is None or reduces_over_ranks(function, x, dims):
+        raise UnsupportedOperation(
+            f"{name_of(function)} of a sharded tensor {tuple(x.shape)} along axes {dims}, which "
+            "are cut, has no rule. Gather the image first (ctx.gather(x))"
+        )
+    result = function(x.to_local(), *positional, dim, keepdim, **given.get("options", {}))
+    if isinstance(result, tuple):
+        return type(result)([in_box(x, part, dims, keepdim) for part in result])
+    return in_box(x, result, dims, keepdim)
+
+
+@rule(
+    *named("cumsum cumprod softmax log_softmax sort argsort topk cummax cummin", torch),
+    *named("cumsum cumprod softmax log_softmax sort argsort topk cummax cummin", torch.Tensor),
+    *named("softmax log_softmax softmin glu", torch.nn.functional),
+)
+def along_axis(function: Function, args: Arguments, kwargs: Options) -> Any:
+    """Functions of the values along one axis, which must not be cut."""
+    x: ShardedTensor = args[0] if args else kwargs["input"]
+    name = name_of(function).split(".")[-1]
+    place = 2 if name == "topk" else 1
+    if name in ("sort", "argsort") and len(args) > 1 and isinstance(args[1], bool):
+        raise UnsupportedOperation(f"{name} of a sharded tensor: give dim= by name")
+    dim = kwargs.get("dim", args[place] if len(args) > place else -1)
+    if dim is None or dim % x.ndim in cut_axes(x):
+        raise UnsupportedOperation(
+            f"{name_of(function)} of a sharded tensor {tuple(x.shape)} along axis {dim}: axes "
+            f"{cut_axes(x)} are cut. Gather the image first (ctx.gather(x))"
+        )
+    options = {k: v for k, v in kwargs.items() if k != "input"}
+    result = function(x.to_local(), *args[1:], **options)
+    if isinstance(result, tuple):
+        return type(result)([x.like(part) for part in result])
+    return x.like(result)
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+@rule(*named("mse_loss l1_loss smooth_l1_loss huber_loss", torch.nn.functional))
+def loss(function: Function, args: Arguments, kwargs: Options) -> Any:
+    """A penalty on each pixel's difference, and its mean or sum."""
+    reduction = kwargs.get("reduction", "mean")
+    averaged = [kwargs.get(name) for name in ("size_average", "reduce")]
+    if any(flag is not None for flag in averaged) or len(args) > 2:
+        raise UnsupportedOperation(f"{name_of(function)} of sharded tensors: give reduction= only")
+    options = {k: v for k, v in kwargs.items() if k not in ("size_average", "reduce")}
+    values = pointwise(function, args, {**options, "reduction": "none"})
+    if reduction == "none":
+        return values
+    return values.mean() if reduction == "mean" else values.sum()
+
+
+@rule(torch.nn.functional.normalize)
+def normalised(function: Function, args: Arguments, kwargs: Options) -> Any:
+    """Vectors along axes over their norms."""
+    names = ("x", "p", "dim", "eps")
+    given = {"p": 2.0, "dim": 1, "eps": 1e-12, **dict(zip(names, args, strict=False)), **kwargs}
+    x = given.get("x", given.get("input"))
+    length = torch.linalg.vector_norm(x, given["p"], given["dim"], keepdim=True)
+    return x / length.clamp_min(given["eps"])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from shardinv.tensor.axes import cut_axes
+from shardinv.tensor.columns import Columns, refusal
 from shardinv.tensor.errors import UnsupportedOperation
 from shardinv.tensor.registry import name_of, named, rule
 from shardinv.tensor.sharded import ShardedTensor
@@ -58,7 +59,8 @@ def viewed(function: Function, x: ShardedTensor, size: Sequence[int]) -> Sharded
     if math.prod(folded) * math.prod(spatial) != size[-1] or not size:
         return _refuse(function, x, size)
     flat = values.reshape(*size[:-1], math.prod(folded) * x.box.size)
-    return ShardedTensor(flat, x.sharding, folded=tuple(folded))
+    # Their product is all that counts: images folded by other ways lie alike.
+    return ShardedTensor(flat, x.sharding, folded=(math.prod(folded),))
 
 
 def _resolved(shape: tuple[int, ...], size: Sequence[int]) -> tuple[int, ...]:
@@ -168,12 +170,49 @@ def repeat(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return x.like(x.to_local().repeat(times))
 
 
+@rule(*named("tile", torch, torch.Tensor))
+def tile(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Leading axes repeated; missing counts are 1."""
+    x: ShardedTensor = args[0]
+    times = tuple(args[1]) if len(args) == 2 and not isinstance(args[1], int) else args[1:]
+    times = tuple(kwargs.get("dims", times))
+    return repeat(torch.Tensor.repeat, (x, (1,) * (x.ndim - len(times)) + times), {})
+
+
+@rule(torch.view_as_real)
+def as_real(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Real and imaginary parts along a new axis after the spatial ones."""
+    x: ShardedTensor = args[0]
+    if x.folded is not None:
+        return _refuse(function, x, "real and imaginary parts")
+    return ShardedTensor(torch.view_as_real(x.to_local()), x.sharding, x.trailing + 1)
+
+
+@rule(torch.view_as_complex)
+def as_complex(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The last axis, of real and imaginary parts, as one number."""
+    x: ShardedTensor = args[0]
+    if not x.trailing:
+        return _refuse(function, x, "complex numbers")
+    return ShardedTensor(torch.view_as_complex(x.to_local()), x.sharding, x.trailing - 1)
+
+
+@rule(torch.broadcast_to, torch.Tensor.broadcast_to)
+def broadcast_to(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Leading axes of length 1 repeated without a copy."""
+    return expand(torch.Tensor.expand, (args[0], tuple(kwargs.get("size", args[-1]))), {})
+
+
 @rule(*named("transpose swapaxes swapdims", torch, torch.Tensor))
 def transpose(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Two leading axes exchanged."""
-    x: ShardedTensor = args[0]
+    x = args[0]
+    a, b = (d % x.ndim for d in (*args[1:3], *kwargs.values()))
+    if isinstance(x, Columns):
+        if {a, b} != {x.ndim - 1, x.ndim - 2}:
+            raise refusal(function)
+        return x.rows
     order = list(range(x.ndim))
-    a, b = (d % x.ndim for d in (args[1:3] if len(args) > 2 else kwargs.values()))
     order[a], order[b] = order[b], order[a]
     return permuted(function, x, order)
 
@@ -195,7 +234,9 @@ def movedim(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return permuted(function, x, [int(n) for n in function(probe, *args[1:], **kwargs).shape])
 
 
-def permuted(function: Function, x: ShardedTensor, order: Sequence[int]) -> ShardedTensor:
+def permuted(
+    function: Function, x: ShardedTensor, order: Sequence[int]
+) -> ShardedTensor | Columns:
     """The axes in another order, in which the cut ones still follow one another."""
     cut = cut_axes(x)
     first = list(order).index(cut[0])
@@ -203,5 +244,7 @@ def permuted(function: Function, x: ShardedTensor, order: Sequence[int]) -> Shar
         return _refuse(function, x, f"with its axes in the order {tuple(order)}")
     trailing = x.ndim - first - len(cut)
     if x.folded is not None and trailing:
+        if list(order) == [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2]:
+            return Columns(x)
         return _refuse(function, x, f"with its axes in the order {tuple(order)}")
     return ShardedTensor(x.to_local().permute(*order), x.sharding, trailing, x.folded)
