@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -289,7 +290,7 @@ def test_poisson(rate: float) -> None:
     below = torch.bucketize(counts, torch.tensor(edges))
     found = torch.bincount(below, minlength=len(edges) + 1).double().numpy()
     steps = [0.0, *(float(law.cdf(edge)) for edge in edges), 1.0]
-    expected = [SIZE * (b - a) for a, b in zip(steps, steps[1:], strict=False)]
+    expected = [SIZE * (b - a) for a, b in pairwise(steps)]
     merged: list[list[float]] = []
     for have, want in zip(found, expected, strict=True):
         if merged and merged[-1][1] < 5:

@@ -9,6 +9,7 @@ from deepinv.optim.prior import Prior
 from torch import nn
 
 from shardinv.context import DistributedContext
+from shardinv.denoise.neighbours import prior_on_shards
 from shardinv.denoise.processing import DistributedProcessing
 from shardinv.exchange import broadcast_tensors
 
@@ -25,9 +26,10 @@ def distribute_prior(
     ----------
     prior
         ``PnP``, ``RED``, ``ScorePrior`` or any other with a ``denoiser``; or an explicit one (total
-        variation, Tikhonov, l1, wavelets), which is exact as it is: every rank holds the whole
-        image and evaluates it alike, without a message. It is put on the rank's device, with rank
-        0's weights if it has any.
+        variation, Tikhonov, l1, wavelets), which is exact: of an image that every rank holds, each
+        evaluates it whole, without a message; of a sharded one each evaluates its box, and a row of
+        pixels is sent where neighbours matter. It is put on the rank's device, with rank 0's
+        weights if it has any.
     ctx
         The ranks.
     distribute_network
@@ -51,7 +53,7 @@ def distribute_prior(
         prior.to(ctx.device)
         with ctx.ledger.block("prior"):
             broadcast_tensors(ctx.comm, [*prior.parameters(), *prior.buffers()])
-        return prior
+        return prior_on_shards(prior)
     if isinstance(network, DistributedProcessing):
         return prior
     twin = copy.copy(prior)

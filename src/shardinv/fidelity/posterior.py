@@ -158,7 +158,7 @@ def ilvr_gradient(
     space = physics if isinstance(physics, LocalBlock) else physics.by_space(x, y)
     if space is not None:
         residuals = []
-        for index, (op, u, entry) in enumerate(
+        for index, (op, u, measured) in enumerate(
             zip(
                 operators_of(space),
                 predictions(space, x),
@@ -167,7 +167,7 @@ def ilvr_gradient(
             )
         ):
             with stream(index):
-                apart = u - term._noised_measurements(entry, sigma)
+                apart = u - term._noised_measurements(measured, sigma)
             residuals.append(apart / term._guidance_strength(op, sigma, apart))
         solved: Any = space.A_dagger(together(space, residuals), layout=sharding_of(x))
         return term.weight * (solved if sharding_of(x) else gather(solved))

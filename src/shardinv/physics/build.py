@@ -112,9 +112,9 @@ def _distribute_one(
         return local_physics(operator, ctx, mesh=mesh, align=align)
     except NotLocalError as error:
         raise NotLocalError(
-            f"a single {type(operator).__name__} cannot be dealt to ranks, nor run by space: "
-            f"{error} To deal it, give a list of operators or a StackedPhysics, each a part of the "
-            "acquisition (angles, coils, frames)"
+            f"a single {type(operator).__name__} cannot be dealt to ranks: give a list of "
+            "operators or a StackedPhysics, each a part of the acquisition (angles, coils, "
+            f"frames). Nor can it run by space: {error}"
         ) from error
 
 

@@ -253,7 +253,7 @@ def _normal(
 
 
 def exponential(out: torch.Tensor, seed: int, place: Place) -> torch.Tensor:
-    """Fill with exponentially distributed numbers of mean 1, never 0."""
+    """Fill with exponentially distributed numbers of mean 1, above 0 as far as the type can."""
     return _filled(out, place, lambda at: _open_unit(at, seed, 0).log_().neg_())
 
 

@@ -574,7 +574,8 @@ def pixel_shuffle(function: Function, args: Arguments, kwargs: Options) -> Shard
     factor = kwargs.get("upscale_factor", args[1] if len(args) > 1 else None)
     shape = outcome(function, args, kwargs)
     outputs = mapped(x.sharding, shape[-2:], [lambda cut: cut * factor] * 2)
-    return ShardedTensor(function(x.to_local(), factor), outputs)
+    local = function(of_size(x.to_local(), (1, 1)), factor)
+    return ShardedTensor(cut_to(local, outputs.box.shape), outputs)
 
 
 @rule(*named("pixel_unshuffle", torch))
@@ -585,7 +586,7 @@ def pixel_unshuffle(function: Function, args: Arguments, kwargs: Options) -> Sha
     shape = outcome(function, args, kwargs)
     outputs = mapped(x.sharding, shape[-2:], [lambda cut: -(-cut // factor)] * 2)
     needs = [lambda a, b: (a * factor, b * factor)] * 2
-    window = fetched(x, windows(outputs, needs))
+    window = of_size(fetched(x, windows(outputs, needs)), (factor, factor))
     return ShardedTensor(cut_to(function(window, factor), outputs.box.shape), outputs)
 
 

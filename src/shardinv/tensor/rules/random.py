@@ -11,12 +11,14 @@ again, also with the seed it had, ranks may be seeded differently (as they are b
 other draws on other ranks do not matter. Every rank's generator advances by one number. Of a
 ``generator=`` given, every rank takes a number, and they must be the same. Either way the ranks
 compare what they draw, shape and type included: no rank can draw alone or differently. Under
-:class:`CounterRandom` seeds follow from the mode's, without a message.
+:class:`CounterRandom` seeds follow from the mode's, without a message; the ranks compare what they
+have drawn when they leave it.
 """
 
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from shardinv.exchange import DisagreementError, publish
+from shardinv.exchange import Communicator, DisagreementError, publish
 from shardinv.tensor import counter
 from shardinv.tensor.axes import cut_axes
 from shardinv.tensor.counter import Place
@@ -117,13 +119,15 @@ class CounterRandom(TorchFunctionMode):
     ----------
     seed
         Any integer. Where sharded tensors are drawn it must be the same on every rank, and every
-        rank must draw in the same order; this is compared at the first draw, the second, the
-        fourth and so on.
+        rank must draw in the same order, plain tensors included. That is compared at the end, and
+        on the way after 16, 32, 64, … draws of sharded tensors.
 
     Raises
     ------
     UnsupportedOperation
         Inside, by a random function that does not draw by position (dropout, multinomial).
+    DisagreementError
+        If the ranks have drawn differently; at the end, unless another error has ended the block.
 
     Examples
     --------
@@ -141,7 +145,15 @@ class CounterRandom(TorchFunctionMode):
         super().__init__()
         self.seed = seed
         self.drawn = 0
-        self._sharded_drawn = 0
+        self._records: dict[int, _Record] = {}
+
+    def __exit__(self, exc_type: Any, *rest: Any) -> None:
+        """Leave the mode; the ranks compare what they drew."""
+        super().__exit__(exc_type, *rest)
+        records, self._records = self._records, {}
+        if exc_type is None:
+            for record in records.values():
+                record.compare(self)
 
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
@@ -162,24 +174,47 @@ class CounterRandom(TorchFunctionMode):
             return next_number(generator)
         number, self.drawn = self.drawn, self.drawn + 1
         if isinstance(x, ShardedTensor):
-            self._sharded_drawn += 1
-            if self._sharded_drawn & (self._sharded_drawn - 1) == 0:
-                self._compare(name, x, number)
+            comm = x.sharding.comm
+            self._records.setdefault(id(comm), _Record(comm)).add(self, number, name, x)
         return counter.derived_seed(self.seed, number)
 
-    def _compare(self, name: str, x: ShardedTensor, number: int) -> None:
-        mine = (self.seed, number, tuple(x.shape), str(x.dtype))
-        told = publish(x.sharding.comm, f"a random draw by {name} under CounterRandom", mine)
+
+class _Record:
+    """What a rank has drawn of the sharded tensors of one group, under one mode."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.count = 0
+        self.last = ""
+        self.checksum = 0
+
+    def add(self, mode: CounterRandom, number: int, name: str, x: ShardedTensor) -> None:
+        dtype = str(x.dtype).removeprefix("torch.")
+        self.last = f"draw {number} of seed {mode.seed}, {name} of {tuple(x.shape)} {dtype}"
+        self.checksum = zlib.crc32(self.last.encode(), self.checksum)
+        self.count += 1
+        if self.count >= 16 and self.count & (self.count - 1) == 0:
+            self.compare(mode)
+
+    def compare(self, mode: CounterRandom) -> None:
+        told = publish(
+            self.comm,
+            "what was drawn under CounterRandom",
+            (self.checksum, self.count, mode.drawn, self.last),
+        )
         if any(other != told[0] for other in told):
-            listed = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(told))
+            listed = "; ".join(
+                f"rank {rank}: {count} of sharded tensors, {drawn} in all, the last was {last}"
+                for rank, (_, count, drawn, last) in enumerate(told)
+            )
             raise DisagreementError(
-                "ranks draw differently under CounterRandom (seed, number of the draw, shape, "
-                f"type): {listed}. Give it the same seed on every rank, and draw in the same order"
+                f"ranks draw differently under CounterRandom: {listed}. Give it the same seed on "
+                "every rank, and draw the same on all of them, in the same order"
             )
 
 
 _REFUSED = {
-    *named("multinomial", torch, torch.Tensor),
+    *named("multinomial cauchy_ geometric_", torch, torch.Tensor),
     *named("binomial _sample_dirichlet dropout alpha_dropout feature_dropout", torch),
     *named("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout", F),
     *named("rrelu rrelu_ gumbel_softmax fractional_max_pool2d fractional_max_pool3d", F),
