@@ -17,7 +17,12 @@ from shardinv.context import DistributedContext
 from shardinv.denoise import DistributedProcessing, TilingOptions, distribute_prior
 from shardinv.fidelity import DistributedDataFidelity
 from shardinv.physics.build import distribute_physics
-from shardinv.training import average_gradients, distribute_unrolled
+from shardinv.training import (
+    SOLVERS,
+    average_gradients,
+    distribute_solver,
+    distribute_unrolled,
+)
 
 TYPES = (
     "auto",
@@ -27,6 +32,7 @@ TYPES = (
     "denoiser",
     "prior",
     "module",
+    "solver",
     "parameters",
 )
 GATHER_STRATEGIES = ("naive", "concatenated", "broadcast")
@@ -59,6 +65,7 @@ _MEANT_FOR = {
     "denoiser": {*_NETWORK, "factory_kwargs"},
     "prior": _NETWORK,
     "module": _NETWORK,
+    "solver": set(),
     "parameters": set(),
 }
 
@@ -86,7 +93,10 @@ def distribute(
         * a ``Denoiser``, or any network that keeps the image's shape where tile options or
           ``type_object="denoiser"`` are given: it runs on overlapping tiles;
         * a ``Prior``: its network is distributed;
-        * a solver of ``deepinv.optim`` with ``unfold=True``: in place;
+        * a solver of ``deepinv.optim`` with ``unfold=True``: in place, its fidelity and priors too;
+        * another solver of ``deepinv.optim`` or a sampler of ``deepinv.sampling``: in place; what
+          it makes lies on the ranks as its iterate, its fidelity, priors and networks stay as they
+          are;
         * a ``Parameter`` or a list of them, used by ranks on data of their own: gradients are
           averaged.
     ctx
@@ -179,6 +189,8 @@ def distribute(
             linear=kind == "linear_physics",
             **{name: given[name] for name in (*_OPERATORS, *_SPACE, "costs", "dtype")},
         )
+    if kind == "solver":
+        return distribute_solver(object)
     if kind == "data_fidelity":
         return _distribute_fidelity(object, ctx, given)
     if kind == "parameters":
@@ -229,6 +241,7 @@ _NAMED: dict[str, tuple[type | tuple[type, ...], str, bool]] = {
     "data_fidelity": ((DataFidelity, Sequence), "a DataFidelity, a list of them", True),
     "denoiser": (nn.Module, "a network", True),
     "prior": (Prior, "a Prior", False),
+    "solver": (SOLVERS, "a solver or a sampler", False),
     "parameters": ((nn.Parameter, Iterable), "a Parameter or a list of them", False),
 }
 
@@ -266,8 +279,8 @@ def _kind(object: Any, type_object: str | None, options: Mapping[str, Any]) -> s
         return "data_fidelity"
     if isinstance(object, nn.Parameter) or (listed and isinstance(object[0], nn.Parameter)):
         return "parameters"
-    if isinstance(object, BaseOptim):
-        return "module"
+    if isinstance(object, SOLVERS):
+        return "module" if getattr(object, "unfold", False) else "solver"
     if isinstance(object, Prior):
         return "prior"
     if isinstance(object, Denoiser):

@@ -92,7 +92,7 @@ def test_changed_data(tmp_path: Path) -> None:
         _save(ctx, str(tmp_path))
         data = tmp_path / "checkpoint-000001" / "__0_0.distcp"
         data.write_bytes(bytes(data.stat().st_size))
-        with pytest.raises(CheckpointError, match="reading .* failed: rank 0: "):
+        with pytest.raises(CheckpointError, match=r"reading .* failed: rank 0: "):
             ctx.load(tmp_path)
 
 

@@ -79,8 +79,17 @@ def compare(
     for t, source in zip(sharded, plain, strict=True):
         assert t.requires_grad == source.requires_grad, what
     expected, found = function(*plain), function(*sharded)
-    assert_close(whole(found), whole(expected), rtol, f"{what}: values")
-    if not order:
+    mine, theirs = _tensors(found), _tensors(expected)
+    assert len(mine) == len(theirs), f"{what}: {len(mine)} results, expected {len(theirs)}"
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype, f"{what}: {a!r}, expected {b.shape}"
+        # Also where a rank has no pixel: its backward would be out of step with the others'.
+        assert a.requires_grad == b.requires_grad, f"{what}: needs a gradient: {a.requires_grad}"
+    if not mine:
+        assert found == expected, f"{what}: {found}, expected {expected}"
+        return
+    assert_close(whole(mine), theirs, rtol, f"{what}: values")
+    if not order or not any(b.requires_grad for b in theirs):
         return
     references = _gradients(expected, plain, order)
     results = _gradients(found, sharded, order)
@@ -93,6 +102,14 @@ def compare(
             a = torch.zeros_like(plain_of(plain, place)) if a is None else whole(a)
             b = torch.zeros_like(plain_of(plain, place)) if b is None else b
             assert_close(a.detach(), b.detach(), rtol, f"{what}: order {number}, leaf {place}")
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, (list, tuple)):
+        return [leaf for branch in tree for leaf in _tensors(branch)]
+    return []
 
 
 def plain_of(tensors: Sequence[torch.Tensor], place: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from shardinv.checkpoint.errors import CheckpointError
 from shardinv.checkpoint.generators import generator_parts
 from shardinv.checkpoint.parts import Part, sharded_part
 from shardinv.checkpoint.tree import Node, encode, leaves
-from shardinv.exchange import Communicator, DisagreementError, RankError, publish
+from shardinv.exchange import Communicator, DisagreementError, RankError, barrier, publish
 from shardinv.geometry import deal
 from shardinv.tensor import ShardedTensor
 
@@ -71,10 +71,21 @@ def on_main(comm: Communicator, what: str, work: Callable[[], T]) -> T:
             told, cause = (None, str(error)), error
         except OSError as error:
             told, cause = (None, f"{what} failed on rank 0: {error}"), error
+    _meet(comm)
     result, problem = publish(comm, what, told)[0]
     if problem is not None:
         raise CheckpointError(problem) from cause
     return result
+
+
+def _meet(comm: Communicator) -> None:
+    """Wait for every rank, as long as a message may take.
+
+    A rank that was killed is noticed at once, by its broken connection; an agreement through the
+    store would wait for it for a minute.
+    """
+    with comm.ledger.block("checkpoint"):
+        barrier(comm)
 
 
 def _agreed(comm: Communicator, content: Node | TypeError, folder: str) -> str:
@@ -91,6 +102,7 @@ def _agreed(comm: Communicator, content: Node | TypeError, folder: str) -> str:
     problem = str(content) if isinstance(content, TypeError) else None
     text = "" if problem is not None else json.dumps(content)
     digest = hashlib.sha256(text.encode()).hexdigest()
+    _meet(comm)
     told = publish(comm, what, (problem, folder, digest))
     if isinstance(content, TypeError):
         raise content

@@ -80,9 +80,21 @@ class sharded_factories(TorchFunctionMode):  # noqa: N801
             result = func(*args, **kwargs)
             x = args[0] if args else None
             return _tagged(func, x, args[1:], kwargs, result) if _is_sharded(x) else result
+        if func is torch.Tensor.register_hook and _is_sharded(args[0]):
+            return func(args[0], _inside(args[1]))
         maker = _MAKERS.get(func)
         made = maker(func, args, dict(kwargs)) if maker is not None else None
         return func(*args, **kwargs) if made is None else made
+
+
+def _inside(hook: Function) -> Function:
+    """A hook that runs in the same context, as it would where it is written."""
+
+    def run(gradient: torch.Tensor) -> Any:
+        with sharded_factories():
+            return hook(gradient)
+
+    return run
 
 
 def _is_sharded(x: Any) -> bool:

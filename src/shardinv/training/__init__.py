@@ -1,6 +1,7 @@
-"""Blocks that are trained: replicated parameters and unrolled solvers."""
+"""Algorithms as blocks: solvers and samplers, unrolled ones, parameters that are trained."""
 
 from shardinv.training.parameters import average_gradients
+from shardinv.training.solvers import SOLVERS, distribute_solver
 from shardinv.training.unrolled import distribute_unrolled
 
-__all__ = ["average_gradients", "distribute_unrolled"]
+__all__ = ["SOLVERS", "average_gradients", "distribute_solver", "distribute_unrolled"]

@@ -11,6 +11,7 @@ from torch import nn
 
 from shardinv.context import DistributedContext
 from shardinv.exchange import broadcast_tensors
+from shardinv.training.solvers import distribute_solver
 
 
 def distribute_unrolled(
@@ -43,7 +44,7 @@ def distribute_unrolled(
     model.to(ctx.device)
     with ctx.ledger.block("parameters"):
         broadcast_tensors(ctx.comm, [parameter.data for parameter in model.parameters()])
-    return model
+    return distribute_solver(model)
 
 
 def _entries(given: Any) -> list[Any]:

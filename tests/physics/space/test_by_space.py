@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import pairwise, product
 from math import prod
 from typing import Any
 
 import pytest
 import torch
-from deepinv.physics import Blur, Physics, StackedLinearPhysics
+from deepinv.physics import Blur, GaussianNoise, Physics, StackedLinearPhysics
 from deepinv.utils.tensorlist import TensorList
 
 from shardinv import DistributedContext
@@ -21,6 +22,7 @@ from tests.harness import (
     adjoint_dot_test,
     assert_close,
     assert_every_rank_raised,
+    assert_same_on_every_rank,
     compare_with_reference,
 )
 from tests.physics.space.operators import (
@@ -302,6 +304,41 @@ def check_solvers(ctx: DistributedContext) -> None:
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_inverses(pool: WorkerPool, world_size: int) -> None:
     pool.run(check_solvers, world_size=world_size)
+
+
+def check_norms_and_noise(ctx: DistributedContext) -> list[torch.Tensor]:
+    with quiet():
+        operators = [build(n)[0] for n in ("Blur circular (4, 3)", "Inpainting")]
+        reference = StackedLinearPhysics(operators)
+        for operator in operators:
+            operator.set_noise_model(GaussianNoise(0.1))
+        ours = local_physics(operators, ctx, verify=False)
+        x = draw(2, 3, *SPATIAL)
+        mine = ctx.shard(x)
+        options = {"max_iter": 20, "tol": 1e-30, "verbose": False}
+        torch.manual_seed(4)
+        norm = reference.compute_sqnorm(x, **options)
+        torch.manual_seed(4)
+        assert_close(ours.compute_sqnorm(x, **options), norm, EXACT, "norm of a replicated image")
+        # The method starts elsewhere on a sharded one.
+        assert_close(ours.compute_sqnorm(mine, **options), norm, 1e-2, "norm")
+    torch.manual_seed(5)
+    sharded = [y.full_tensor() for y in ours(mine)]
+    torch.manual_seed(5)
+    assert_close(list(ours(x)), sharded, 0.0, "noise of both layouts")
+    masked = build("Demosaicing")[0]
+    masked.set_noise_model(GaussianNoise(0.1))
+    noisy = local_physics(masked, ctx)(mine).full_tensor()
+    assert not noisy[:, masked.mask[0] == 0].any(), "noise where there is no pixel"
+    twin = deepcopy(ours)
+    assert_close(twin.A(mine)[0].full_tensor(), ours.A(x)[0], 0.0, "a copy")
+    return sharded
+
+
+def test_norms_and_noise(pool: WorkerPool) -> None:
+    """Noise is the same for any number of ranks."""
+    results = [out for w in WORLD_SIZES for out in pool.run(check_norms_and_noise, world_size=w)]
+    assert_same_on_every_rank(results)
 
 
 def check_updates(ctx: DistributedContext) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ from shardinv.context import DistributedContext
 from shardinv.context.images import Mesh
 from shardinv.exchange import FirstUse
 from shardinv.physics.linear import reduction_of
+from shardinv.physics.noise import rank_zero_random
 from shardinv.physics.space.local import Chain, LocalOperator
 from shardinv.physics.space.pointwise import LocalMultiplication
 from shardinv.physics.space.program import Branch, LocalProgram
@@ -116,7 +118,32 @@ class LocalBlock(TiedToRanks, LinearPhysics):
     def _work(self) -> Any:
         return self.ctx.ledger.block(self.block)
 
-    # -- inverses --------------------------------------------------------------------------------
+    # -- norms and inverses ----------------------------------------------------------------------
+
+    def compute_sqnorm(
+        self,
+        x0: torch.Tensor,
+        *,
+        max_iter: int = 100,
+        tol: float = 1e-3,
+        verbose: bool = True,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        r"""The squared norm :math:`\|A^\top A\|_2`, by the power method.
+
+        Parameters
+        ----------
+        x0
+            An image of the shape, type and layout wanted; its values are not used.
+        max_iter, tol, verbose
+            Of the power method.
+        """
+        # Random numbers on a sharded image are the same for any number of ranks by themselves.
+        sharded = isinstance(x0, ShardedTensor)
+        with nullcontext() if sharded else rank_zero_random(self.ctx, x0):
+            return super().compute_sqnorm(
+                x0, max_iter=max_iter, tol=tol, verbose=verbose and self.ctx.is_main, **kwargs
+            )
 
     def A_vjp(self, x: torch.Tensor, v: Any, **kwargs: Any) -> Any:
         """The adjoint, lying as ``x``: a linear operator is its own Jacobian."""
