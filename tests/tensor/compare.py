@@ -30,8 +30,10 @@ def meshes(ranks: int, ndim: int) -> list[tuple[int, ...]]:
 def whole(tree: Any) -> Any:
     """The tree with every sharded tensor gathered."""
     if isinstance(tree, ShardedTensor):
-        return tree.full_tensor()
-    if isinstance(tree, torch.Tensor) or not isinstance(tree, (list, tuple)):
+        return tree.full_tensor().resolve_conj()
+    if isinstance(tree, torch.Tensor):
+        return tree.resolve_conj()
+    if not isinstance(tree, (list, tuple)):
         return tree
     return [whole(branch) for branch in tree]
 
@@ -88,7 +90,7 @@ def compare(
     if not mine:
         assert found == expected, f"{what}: {found}, expected {expected}"
         return
-    assert_close(whole(mine), theirs, rtol, f"{what}: values")
+    assert_close(whole(mine), whole(theirs), rtol, f"{what}: values")
     if not order or not any(b.requires_grad for b in theirs):
         return
     references = _gradients(expected, plain, order)

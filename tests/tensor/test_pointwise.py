@@ -72,7 +72,8 @@ def attempts(function: Callable[..., Any], images: dict[str, torch.Tensor]) -> l
                 result = function(*args)
         except (TypeError, RuntimeError, ValueError, NotImplementedError):
             continue
-        if result is not NotImplemented:
+        known = not isinstance(result, torch.Tensor) or not bool(result.isnan().any())
+        if result is not NotImplemented and known:
             found.append((names, numbers))
     return found
 

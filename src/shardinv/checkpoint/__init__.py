@@ -7,6 +7,7 @@ rank writes and reads what, ``folder`` which checkpoints there are. The context'
 
 from shardinv.checkpoint.errors import CheckpointError
 from shardinv.checkpoint.loading import Loaded, Wanted, load, newest
+from shardinv.checkpoint.ranks import on_all, on_main
 from shardinv.checkpoint.saving import save
 
-__all__ = ["CheckpointError", "Loaded", "Wanted", "load", "newest", "save"]
+__all__ = ["CheckpointError", "Loaded", "Wanted", "load", "newest", "on_all", "on_main", "save"]

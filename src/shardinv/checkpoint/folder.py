@@ -63,9 +63,7 @@ def find(folder: Path) -> Path:
         try:
             read_manifest(broken[-1][1])
         except CheckpointError as error:
-            raise CheckpointError(
-                f"{folder} holds no readable checkpoint: {error}"
-            ) from None
+            raise CheckpointError(f"{folder} holds no readable checkpoint: {error}") from None
     raise CheckpointError(f"{folder} holds no checkpoint (ctx.save makes them)")
 
 

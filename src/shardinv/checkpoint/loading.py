@@ -13,7 +13,7 @@ from shardinv.checkpoint import folder as folders
 from shardinv.checkpoint.errors import CheckpointError
 from shardinv.checkpoint.generators import generator_targets, restore_generators
 from shardinv.checkpoint.parts import Part, placed_part, saved_sharding
-from shardinv.checkpoint.saving import on_main
+from shardinv.checkpoint.ranks import on_main
 from shardinv.checkpoint.tree import Node, decode, tensor_nodes
 from shardinv.exchange import Communicator
 from shardinv.tensor import ShardedTensor, Sharding
@@ -80,7 +80,8 @@ def load(comm: Communicator, folder: Path, wanted: Wanted, random: bool) -> Load
     """Read a checkpoint. Every rank must call it; see ``DistributedContext.load``."""
     from shardinv.checkpoint.storage import read_parts
 
-    path, manifest = on_main(comm, f"finding a checkpoint in {folder}", lambda: _open(folder))
+    what = f"finding a checkpoint in {folder}"
+    path, manifest = on_main(comm, what, lambda: _open(folder), CheckpointError)
     content: dict[str, Node] = manifest["content"]
     images = _check_like(content["x"], wanted, path)
     parts: dict[str, Part] = {}

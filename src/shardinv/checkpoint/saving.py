@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -14,12 +13,11 @@ from shardinv.checkpoint import folder as folders
 from shardinv.checkpoint.errors import CheckpointError
 from shardinv.checkpoint.generators import generator_parts
 from shardinv.checkpoint.parts import Part, sharded_part
+from shardinv.checkpoint.ranks import meet, on_main
 from shardinv.checkpoint.tree import Node, encode, leaves
-from shardinv.exchange import Communicator, DisagreementError, RankError, barrier, publish
+from shardinv.exchange import Communicator, DisagreementError, RankError, publish
 from shardinv.geometry import deal
 from shardinv.tensor import ShardedTensor
-
-T = TypeVar("T")
 
 
 def save(comm: Communicator, folder: Path, x: Any, state: Any, keep: int | None) -> Path:
@@ -37,7 +35,9 @@ def save(comm: Communicator, folder: Path, x: Any, state: Any, keep: int | None)
         content = error
     text = _agreed(comm, content, str(folder))
     parts = [*_own_parts(comm, tensors), *generator_parts(comm)]
-    written = on_main(comm, "beginning a checkpoint", lambda: folders.begin(folder))
+    written = on_main(
+        comm, "beginning a checkpoint", lambda: folders.begin(folder), CheckpointError
+    )
     write_parts(comm, written, parts)
     random = {
         part.name: [comm.size, part.shape[1]] for part in parts if part.name.startswith("random.")
@@ -48,44 +48,11 @@ def save(comm: Communicator, folder: Path, x: Any, state: Any, keep: int | None)
         lambda: folders.finish(
             written, {"ranks": comm.size, "random": random, "content": json.loads(text)}
         ),
+        CheckpointError,
     )
     if comm.rank == 0 and keep is not None:
         folders.prune(folder, keep)
     return path
-
-
-def on_main(comm: Communicator, what: str, work: Callable[[], T]) -> T:
-    """Let rank 0 do something and tell the result, or why it failed, to all.
-
-    Raises
-    ------
-    CheckpointError
-        On every rank, if it failed.
-    """
-    told: tuple[Any, str | None] = (None, None)
-    cause: Exception | None = None
-    if comm.rank == 0:
-        try:
-            told = (work(), None)
-        except CheckpointError as error:
-            told, cause = (None, str(error)), error
-        except OSError as error:
-            told, cause = (None, f"{what} failed on rank 0: {error}"), error
-    _meet(comm)
-    result, problem = publish(comm, what, told)[0]
-    if problem is not None:
-        raise CheckpointError(problem) from cause
-    return result
-
-
-def _meet(comm: Communicator) -> None:
-    """Wait for every rank, as long as a message may take.
-
-    A rank that was killed is noticed at once, by its broken connection; an agreement through the
-    store would wait for it for a minute.
-    """
-    with comm.ledger.block("checkpoint"):
-        barrier(comm)
 
 
 def _agreed(comm: Communicator, content: Node | TypeError, folder: str) -> str:
@@ -102,7 +69,7 @@ def _agreed(comm: Communicator, content: Node | TypeError, folder: str) -> str:
     problem = str(content) if isinstance(content, TypeError) else None
     text = "" if problem is not None else json.dumps(content)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    _meet(comm)
+    meet(comm)
     told = publish(comm, what, (problem, folder, digest))
     if isinstance(content, TypeError):
         raise content

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,37 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
         _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path | str) -> Iterator[Path]:
+    """Give an empty folder to fill; on success it becomes ``path``, else it is removed.
+
+    Parameters
+    ----------
+    path
+        Where the folder shall be. Another one there is replaced; for the moment between two
+        renamings there is none.
+
+    Yields
+    ------
+    Path
+        A folder beside it, with the same suffix.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix))
+    old = temporary.with_name(f"{temporary.name}.old")
+    try:
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        if path.exists():
+            path.rename(old)
+        temporary.rename(path)
+        _sync_folder(path.parent)
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: Path | str, value: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from shardinv.context import DistributedContext
 from shardinv.exchange import publish
+from shardinv.tensor import CounterRandom
 
 
 class Generators:
@@ -68,7 +69,11 @@ def stream_seed(base: int, index: int) -> int:
 
 @contextmanager
 def stream(seed: int, device: torch.device, rng: torch.Generator | None = None) -> Iterator[None]:
-    """Draw from a stream inside; the default generators, and ``rng``, are as before afterwards."""
+    """Draw from a stream inside; the default generators, and ``rng``, are as before afterwards.
+
+    What is drawn depends on the position in the whole, so it is the same for a plain tensor and for
+    a sharded one.
+    """
     devices = [device] if device.type == "cuda" else []
     saved = rng.get_state() if rng is not None else None
     with torch.random.fork_rng(devices=devices):
@@ -76,7 +81,8 @@ def stream(seed: int, device: torch.device, rng: torch.Generator | None = None) 
         if rng is not None:
             rng.manual_seed(seed)
         try:
-            yield
+            with CounterRandom(seed):
+                yield
         finally:
             if rng is not None and saved is not None:
                 rng.set_state(saved)

@@ -53,7 +53,7 @@ class _Place(NamedTuple):
         return ShardedTensor(local, self.sharding, self.trailing, self.folded)
 
 
-class sharded_factories(TorchFunctionMode):  # noqa: N801
+class sharded_factories(TorchFunctionMode):
     """A context in which new tensors of a sharded tensor's size are sharded as it is.
 
     ``torch.zeros(x.shape)``, ``torch.randn(B, C, *x.shape[2:])``, ``t.expand(x.shape)`` and their

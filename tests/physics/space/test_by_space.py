@@ -213,6 +213,15 @@ def test_one_exchange_for_a_whole_stack(pool: WorkerPool, world_size: int) -> No
     pool.run(check_one_exchange, world_size=world_size)
 
 
+#: The parameters whose gradients are compared: kernels, and maps that lie on pixels.
+GRADIENTS = {
+    "Blur reflect (5, 5)": ("filter",),
+    "Blur circular 3-D": ("filter",),
+    "SpaceVaryingBlur circular True": ("filters", "multipliers"),
+    "Inpainting": ("mask",),
+}
+
+
 def check_gradients(ctx: DistributedContext, name: str) -> None:
     spatial = build(name)[1][2:]
     for sharding in (ctx.sharding(spatial), uneven(ctx, spatial)):
@@ -223,8 +232,10 @@ def _compare_gradients(ctx: DistributedContext, name: str, sharding: Sharding) -
     reference, shape = build(name)
     ours = local_physics(build(name)[0], ctx, verify=False)
     held = ours.branch.stages[0]
-    reference.filter = reference.filter.clone().requires_grad_()
-    held.filter = held.filter.clone().requires_grad_()
+    leaves = GRADIENTS[name]
+    for module in (reference, held):
+        for leaf in leaves:
+            setattr(module, leaf, getattr(module, leaf).clone().requires_grad_())
     x = draw(*shape)
     v = draw(*reference.A(x).shape, seed=3)
     output = ours.A(cut(x, sharding)).sharding
@@ -247,8 +258,8 @@ def _compare_gradients(ctx: DistributedContext, name: str, sharding: Sharding) -
             distributed,
             whole,
             (x, v),
-            [held.filter],
-            [reference.filter],
+            {leaf: getattr(held, leaf) for leaf in leaves},
+            {leaf: getattr(reference, leaf) for leaf in leaves},
             rtol=EXACT,
             rtol_gradients=1e-11,
         )
@@ -261,7 +272,7 @@ def _transpose_with_graph(operator: Any, x: torch.Tensor, v: torch.Tensor) -> to
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", ["Blur reflect (5, 5)", "Blur circular 3-D"])
+@pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(pool: WorkerPool, name: str, world_size: int) -> None:
     """Of images, measurements and kernels, of both orders, also on ranks without a pixel."""
     pool.run(check_gradients, name, world_size=world_size)
@@ -321,7 +332,7 @@ def check_norms_and_noise(ctx: DistributedContext) -> list[torch.Tensor]:
         torch.manual_seed(4)
         assert_close(ours.compute_sqnorm(x, **options), norm, EXACT, "norm of a replicated image")
         # The method starts elsewhere on a sharded one.
-        assert_close(ours.compute_sqnorm(mine, **options), norm, 1e-2, "norm")
+        assert_close(ours.compute_sqnorm(mine, **options), norm, 5e-2, "norm")
     torch.manual_seed(5)
     sharded = [y.full_tensor() for y in ours(mine)]
     torch.manual_seed(5)

@@ -160,3 +160,13 @@ def einsum(function: Function, args: Arguments, kwargs: Options) -> Any:
 
 def _refuse_einsum(equation: str, why: str) -> Any:
     raise UnsupportedOperation(f"einsum {equation!r} of sharded tensors: {why}")
+
+
+@rule(torch.nn.functional.cosine_similarity)
+def cosine_similarity(function: Function, args: Arguments, kwargs: Options) -> Any:
+    """The cosine of the angle between vectors along an axis."""
+    names = ("x1", "x2", "dim", "eps")
+    given = {"dim": 1, "eps": 1e-8, **dict(zip(names, args, strict=False)), **kwargs}
+    a, b, dim = given["x1"], given["x2"], given["dim"]
+    lengths = [(t * t).sum(dim).sqrt().clamp(min=given["eps"]) for t in (a, b)]
+    return (a * b).sum(dim) / (lengths[0] * lengths[1])

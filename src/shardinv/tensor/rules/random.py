@@ -8,8 +8,10 @@ from ``tensor.counter``; here is which function draws what, and from which seed.
 Each draw has a seed of its own, which all ranks share. It is one number that rank 0 takes from
 torch's default generator, told through the store: so ``torch.manual_seed`` starts the sequence
 again, also with the seed it had, ranks may be seeded differently (as they are by default), and
-other draws on other ranks do not matter. Every rank's generator advances by one number. Of a
-``generator=`` given, every rank takes a number, and they must be the same. Either way the ranks
+other draws on other ranks do not matter. Every rank's generator advances by one number. From a
+``generator=`` of the CPU, normal and uniform numbers are those that the undistributed program draws
+(``tensor.sequence``); for other draws every rank takes a number of it, and they must be the same.
+Either way the ranks
 compare what they draw, shape and type included: no rank can draw alone or differently. Under
 :class:`CounterRandom` seeds follow from the mode's, without a message; the ranks compare what they
 have drawn when they leave it.
@@ -33,6 +35,7 @@ from shardinv.tensor.counter import Place
 from shardinv.tensor.errors import LayoutError, UnsupportedOperation
 from shardinv.tensor.operands import common_layout, local_part
 from shardinv.tensor.registry import name_of, named, rule
+from shardinv.tensor.sequence import agree_on_state, keep_part
 from shardinv.tensor.sharded import ShardedTensor
 
 Function = Callable[..., Any]
@@ -492,7 +495,52 @@ _OF_A_SIZE = {torch.randn, torch.rand, torch.randint, torch.randperm}
 @rule(*(function for function in _draws if function not in _OF_A_SIZE))
 def drawn(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Draw this rank's part."""
+    generator = kwargs.get("generator")
+    if function in _IN_SEQUENCE and _has_sequence(args[0], generator):
+        return _draw_in_sequence(function, args, kwargs)
     return _run(function, agreed_seed, args, kwargs)
+
+
+_IN_SEQUENCE = {
+    torch.Tensor.normal_: torch.Tensor.normal_,
+    torch.Tensor.uniform_: torch.Tensor.uniform_,
+    torch.randn_like: torch.Tensor.normal_,
+    torch.rand_like: torch.Tensor.uniform_,
+}
+
+
+def _has_sequence(x: torch.Tensor, generator: torch.Generator | None) -> bool:
+    """Whether a draw can be the undistributed one: of a generator that counts one by one."""
+    return (
+        generator is not None
+        and generator.device.type == "cpu"
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+    )
+
+
+def _draw_in_sequence(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x: Any = args[0]
+    options = dict(kwargs)
+    generator = options.pop("generator")
+    agree_on_state(name_of(function), x, generator)
+    fill = _IN_SEQUENCE[function]
+    parameters: tuple[Any, ...] = ()
+    if fill is function:
+        target = x
+        parameters = args[1:]
+    else:
+        target = torch.empty_like(x, **{k: v for k, v in options.items() if k != "requires_grad"})
+    named_parameters = options if fill is function else {}
+    values = torch.empty_like(_part(target), memory_format=torch.contiguous_format)
+    keep_part(
+        values,
+        place_of(target),
+        lambda piece: fill(piece, *parameters, generator=generator, **named_parameters),
+    )
+    local = target.to_local()
+    local.copy_(values.reshape(local.shape))
+    return target.requires_grad_() if options.get("requires_grad") else target
 
 
 @rule(torch.broadcast_tensors)
