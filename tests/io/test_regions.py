@@ -76,7 +76,7 @@ def test_regions(name: str, tmp_path: Path) -> None:
     if whole.shape[-1] == 3:
         whole = np.moveaxis(whole, -1, 0)
     found = image_shape(path)
-    assert (found.channels, found.spatial, found.dtype.lstrip("<>")) == (
+    assert (found.channels, found.spatial, found.dtype) == (
         whole.shape[0],
         (37, 53),
         "uint16",

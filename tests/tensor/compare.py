@@ -84,7 +84,7 @@ def compare(
     mine, theirs = _tensors(found), _tensors(expected)
     assert len(mine) == len(theirs), f"{what}: {len(mine)} results, expected {len(theirs)}"
     for a, b in zip(mine, theirs, strict=True):
-        assert a.shape == b.shape and a.dtype == b.dtype, f"{what}: {a!r}, expected {b.shape}"
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{what}: {a!r}, expected {b.shape}"
         # Also where a rank has no pixel: its backward would be out of step with the others'.
         assert a.requires_grad == b.requires_grad, f"{what}: needs a gradient: {a.requires_grad}"
     if not mine:
@@ -98,12 +98,15 @@ def compare(
     for number, (mine, theirs) in enumerate(zip(results, references, strict=True), start=1):
         for t, grad in zip(sharded, mine, strict=False):
             if isinstance(t, ShardedTensor) and grad is not None:
-                assert isinstance(grad, ShardedTensor) and grad.sharding == t.sharding, what
+                assert isinstance(grad, ShardedTensor), what
+                assert grad.sharding == t.sharding, what
         pairs = [(a, b) for a, b in zip(mine, theirs, strict=True)]
         for place, (a, b) in enumerate(pairs):
             a = torch.zeros_like(plain_of(plain, place)) if a is None else whole(a)
             b = torch.zeros_like(plain_of(plain, place)) if b is None else b
-            assert_close(a.detach(), b.detach(), rtol, f"{what}: order {number}, leaf {place}")
+            assert_close(
+                whole(a.detach()), whole(b.detach()), rtol, f"{what}: order {number}, leaf {place}"
+            )
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -139,8 +142,7 @@ def _gradients(result: Any, inputs: Sequence[torch.Tensor], order: int) -> list[
         loss = torch.zeros((), dtype=torch.float64)
         for grad in grads:
             if grad is not None and grad.requires_grad:
-                real = torch.view_as_real(grad) if grad.is_complex() else grad
-                loss = loss + (real * real).sum()
+                loss = loss + ((grad * grad.conj()).real if grad.is_complex() else grad**2).sum()
         if not loss.requires_grad:
             break
     return found

@@ -53,7 +53,7 @@ def written(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     z[(z > 1) & (y < 0)] = -1
     z[:, :, :2] = torch.tensor(2.0)
     z[:, :, 3:] = torch.arange(3.0, dtype=x.dtype).reshape(3, 1, 1)
-    g = torch.zeros_like(x).unsqueeze(-1).repeat(1, 1, 1, 1, 2) if False else torch.stack([x, y], -1)
+    g = torch.stack([x, y], -1)
     g[:, :, 1:, :, 0] = x[:, :, 1:] - x[:, :, :-1]
     g[..., :-1, 1] = y[..., 1:]
     return [z, g]
@@ -86,7 +86,6 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "row": lambda x: x[:, :, 1],
     "steps": lambda x: x[:, :, ::2],
     "list in space": lambda x: x[..., [0, 1]],
-    "mask": lambda x: x[x > 0],
     "axis within": lambda x: x[:, :, :, None],
     "apart": lambda x: x.movedim(1, -1)[[0], :, :, [1]],
     "select": lambda x: x.select(2, 0),

@@ -1,4 +1,4 @@
-"""Explicit priors of DeepInverse on sharded images: pixels, neighbours, wavelets; patches refused."""
+"""Explicit priors on sharded images: of pixels, neighbours, wavelets; those of patches refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 from deepinv.models import TGVDenoiser, TVDenoiser, WaveletDenoiser
 from deepinv.optim import (
-    L12Prior,
     L1Prior,
+    L12Prior,
     PatchPrior,
     Prior,
     Tikhonov,
@@ -153,7 +153,11 @@ def test_generalised_variation(pool: WorkerPool, world_size: int) -> None:
 def wavelets(ctx: DistributedContext) -> None:
     """Wavelet priors, by the rules of convolutions."""
     cases = []
-    for spatial, dim, wavelet in ((( 24, 18), 2, "db2"), ((21, 17), 2, "db4"), ((8, 9, 7), 3, "db1")):
+    for spatial, dim, wavelet in (
+        ((24, 18), 2, "db2"),
+        ((21, 17), 2, "db4"),
+        ((8, 9, 7), 3, "db1"),
+    ):
         x = torch.randn(2, 2, *spatial, dtype=torch.float64)
         for mode in ("zero", "reflect", "periodic"):
             for p in (0, 1):
@@ -188,15 +192,20 @@ def test_wavelets(pool: WorkerPool, world_size: int) -> None:
     pool.run(wavelets, world_size=world_size, timeout=120)
 
 
-def traffic(ctx: DistributedContext) -> list[int]:
-    """Bytes that one iteration of total variation sends from this rank."""
+def traffic(ctx: DistributedContext) -> tuple[int, int]:
+    """Bytes and calls of ten iterations of total variation on this rank."""
     x = ctx.shard(torch.rand(1, 3, 64, 32), 2)
     model = model_on_shards(TVDenoiser(n_it_max=10, crit=0.0))
+    ctx.ledger.reset()
     model(x, ths=0.1)
-    before = sum(entry.bytes_sent for entry in ctx.ledger.entries() if entry.operation == "halo")
-    model(x, ths=0.1)
-    after = sum(entry.bytes_sent for entry in ctx.ledger.entries() if entry.operation == "halo")
-    return [after - before]
+    rows = [entry for entry in ctx.ledger.entries() if entry.operation == "halo"]
+    assert {entry.operation for entry in ctx.ledger.entries()} == {"halo", "all_reduce"}
+    return sum(entry.bytes_sent for entry in rows), sum(entry.calls for entry in rows)
+
+
+def test_an_iteration_sends_a_row_each_way(pool: WorkerPool) -> None:
+    # A row of 3 * 32 floats: the second rank's first for the gradient, the first's last back.
+    assert pool.run(traffic, world_size=2) == [(10 * 384, 20), (10 * 384, 20)]
 
 
 def patches(ctx: DistributedContext) -> Any:

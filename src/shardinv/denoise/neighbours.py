@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -267,11 +266,11 @@ class _GeneralisedVariation(_Variation):
     r2: Any
 
     @staticmethod
-    def epsilon(I: torch.Tensor) -> torch.Tensor:  # noqa: E741, N803  DeepInverse's name
+    def epsilon(I: torch.Tensor) -> torch.Tensor:  # noqa: E741  DeepInverse's name
         return jacobian(I) if isinstance(I, ShardedTensor) else TGVDenoiser.epsilon(I)
 
     @staticmethod
-    def epsilon_adjoint(G: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    def epsilon_adjoint(G: torch.Tensor) -> torch.Tensor:
         if isinstance(G, ShardedTensor):
             return jacobian_adjoint(G)
         return TGVDenoiser.epsilon_adjoint(G)
@@ -283,7 +282,7 @@ class _GeneralisedVariation(_Variation):
 
 
 class _Wavelets:
-    """Wavelets run by the rules of convolutions; the result comes back to the boxes of the image."""
+    """Wavelets run by the rules of convolutions; their result comes back to the image's boxes."""
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         result: torch.Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
@@ -300,22 +299,30 @@ _MIXINS: dict[type, type] = {
 }
 
 
-@lru_cache
+_classes: dict[tuple[type, type | None], type] = {}
+
+
 def _combined(mixin: type, model: type) -> type:
-    return model if issubclass(model, mixin) else type(model.__name__, (mixin, model), {})
+    if issubclass(model, mixin):
+        return model
+    if (model, mixin) not in _classes:
+        _classes[model, mixin] = type(model.__name__, (mixin, model), {})
+    return _classes[model, mixin]
 
 
-@lru_cache
-def _refusing(prior: type) -> type:
+def _refusing(prior: Any) -> type:
+    if (prior, None) in _classes:
+        return _classes[prior, None]
+
     def refuse(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, ShardedTensor):
             raise UnsupportedOperation(
                 f"{prior.__name__} draws patches from anywhere in the image, of which this rank "
                 "holds a box: gather the image (ctx.gather(x)), or use a prior with a network"
             )
-        return prior.fn(self, x, *args, **kwargs)  # type: ignore[attr-defined]
+        return prior.fn(self, x, *args, **kwargs)
 
-    return type(prior.__name__, (prior,), {"fn": refuse})
+    return _classes.setdefault((prior, None), type(prior.__name__, (prior,), {"fn": refuse}))
 
 
 def _alike(state: Any, y: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from shardinv.blocks import check_image
 from shardinv.exchange import TensorSpec
 from shardinv.fidelity.space import measurements, operators_of, predictions, together
 from shardinv.physics import DistributedStackedLinearPhysics, DistributedStackedPhysics
-from shardinv.physics.space.linear import LocalBlock
+from shardinv.physics.space.block import LocalBlock
 from shardinv.physics.stacked import Measurements, sharding_of
 from shardinv.tensor import gather
 

@@ -63,7 +63,7 @@ def image_shape(
     """
     path = Path(path)
     with open_source(path) as (source, axes):
-        shape, dtype = source.shape, str(source.dtype)
+        shape, dtype = source.shape, source.dtype.name
     axis: int | None = None
     if len(shape) == ndim + 1:
         if channels_last is None and "S" in axes:

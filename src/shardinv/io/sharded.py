@@ -74,7 +74,7 @@ def sharded_image(
         read.append(read_region(path, box, channels_last=channels_last, dtype=dtype))
         shapes.append((1, shape.channels, *shape.spatial))
 
-    on_all(ctx.comm, f"reading {path}", work, ImageError)
+    on_all(ctx.comm, "reading an image", work, ImageError)
     return ctx.from_function(shapes[0], lambda box: read[0], mesh=mesh, align=align)
 
 

@@ -77,6 +77,7 @@ class DistributedStackByLayout(DistributedStackedLinearPhysics):
         """Set the noise model of operator ``item``; to be called on every rank."""
         super().set_noise_model(noise_model, item, **kwargs)
         self.space.physics_list[item].set_noise_model(noise_model, **kwargs)
+        self.space.generators = self._generators
 
     def describe(self) -> str:
         """How the work is laid out on replicated and on sharded images."""

@@ -77,8 +77,7 @@ class ShardedTensor(torch.Tensor):
                 f"rank {sharding.comm.rank} holds {sharding.box} of an image of "
                 f"{sharding.shape} px, so its part should end in {expected}; it has shape {shape}"
             )
-        # mypy: the maker of wrappers is not in torch's type stubs.
-        result: ShardedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        result: ShardedTensor = torch.Tensor._make_wrapper_subclass(
             cls, whole, dtype=local.dtype, device=local.device, requires_grad=local.requires_grad
         )
         result._local = local
@@ -112,6 +111,19 @@ class ShardedTensor(torch.Tensor):
 
         return gather(self)
 
+    def to_dtensor(self, device_mesh: Any = None) -> Any:
+        """The same tensor as a ``DTensor``; see :func:`shardinv.tensor.dtensor.to_dtensor`."""
+        from shardinv.tensor.dtensor import to_dtensor
+
+        return to_dtensor(self, device_mesh)
+
+    @staticmethod
+    def from_dtensor(comm: Any, dt: Any, sharding: Sharding | None = None) -> ShardedTensor:
+        """A ``DTensor`` as a sharded one; see :func:`shardinv.tensor.dtensor.from_dtensor`."""
+        from shardinv.tensor.dtensor import from_dtensor
+
+        return from_dtensor(comm, dt, sharding)
+
     @classmethod
     def __torch_function__(
         cls,
@@ -123,7 +135,7 @@ class ShardedTensor(torch.Tensor):
         return apply_rule(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
         raise UnsupportedOperation(
@@ -151,7 +163,7 @@ class ShardedTensor(torch.Tensor):
             "ctx.save(folder, x=x), or gather it first (ctx.gather(x))"
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         shape, dtype = tuple(self.shape), str(self.dtype).removeprefix("torch.")
         grad = ", requires_grad=True" if self._local.requires_grad else ""
         return (

@@ -32,7 +32,11 @@ class Check:
 
 @dataclass
 class Outcome:
-    """Images ``(1, C, H, W)`` on the CPU, figures of merit, and the account of messages."""
+    """Images ``(1, C, H, W)`` on the CPU, figures of merit, and the account of messages.
+
+    ``mesh`` and ``box`` say, of a sharded image, how many boxes there are along each axis and what
+    shape the largest has; ``resumed_after`` how many iterations an earlier run did.
+    """
 
     frame: Tensor
     bicubic: Tensor
@@ -51,6 +55,9 @@ class Outcome:
     without_denoiser: Track = field(default_factory=Track)
     tracks: list[Track] = field(default_factory=list)
     check: Check | None = None
+    mesh: tuple[int, ...] | None = None
+    box: tuple[int, ...] | None = None
+    resumed_after: int = 0
     reconstruction: Tensor | None = None
 
     @property
@@ -67,4 +74,4 @@ class Outcome:
     @property
     def bytes_per_iteration(self) -> int:
         """What the rank that sends most sends in an iteration, the first one excepted."""
-        return max(track.bytes_sent[-1] for track in self.tracks)
+        return max(track.last_bytes for track in self.tracks)

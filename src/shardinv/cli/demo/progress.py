@@ -22,7 +22,7 @@ class Report(Protocol):
 
 
 @contextmanager
-def progress(title: str, iterations: int, *, shown: bool) -> Iterator[Report]:
+def progress(title: str, iterations: int, *, shown: bool, done: int = 0) -> Iterator[Report]:
     """Show the progress of a loop.
 
     Parameters
@@ -30,9 +30,11 @@ def progress(title: str, iterations: int, *, shown: bool) -> Iterator[Report]:
     title
         What is being done.
     iterations
-        How many times the report will be called.
+        How many there are.
     shown
         False on all ranks but one.
+    done
+        How many of them are behind; the report will be called for each of the others.
     """
     console = Console(file=sys.stdout)
     if not shown:
@@ -46,7 +48,7 @@ def progress(title: str, iterations: int, *, shown: bool) -> Iterator[Report]:
             TimeRemainingColumn(compact=True),
         )
         with Progress(*columns, console=console) as bar:
-            task = bar.add_task(title, total=iterations, facts="")
+            task = bar.add_task(title, total=iterations, completed=done, facts="")
 
             def advance(*, residual: float, psnr_db: float, seconds: float) -> None:
                 # Short enough to leave room for a bar in 80 columns.
@@ -55,16 +57,16 @@ def progress(title: str, iterations: int, *, shown: bool) -> Iterator[Report]:
 
             yield advance
     else:
-        yield _Lines(title, iterations)
+        yield _Lines(title, iterations, done)
 
 
 class _Lines:
     """Lines for a log file: the first, the last, and one every ten seconds."""
 
-    def __init__(self, title: str, iterations: int) -> None:
+    def __init__(self, title: str, iterations: int, done: int) -> None:
         self.title = title
         self.iterations = iterations
-        self.done = 0
+        self.done = done
         self.last = -_SECONDS_BETWEEN_LINES
 
     def __call__(self, *, residual: float, psnr_db: float, seconds: float) -> None:

@@ -43,7 +43,13 @@ def print_header(settings: DemoSettings, scene: Scene, outcome: Outcome) -> None
         f"               halo {outcome.tiles.halo[0]}, work multiplier "
         f"{outcome.tiles.work_multiplier:.2f}, imbalance {outcome.imbalance:.2f}"
     )
-    print(f"running on     {workers}\n", flush=True)
+    print(f"running on     {workers}")
+    if outcome.mesh is not None and outcome.box is not None:
+        mesh, box = (" × ".join(map(str, numbers)) for numbers in (outcome.mesh, outcome.box))
+        print(f"image          sharded on a mesh of {mesh}, at most {box} pixels each")
+    if outcome.resumed_after:
+        print(f"resumed        after iteration {outcome.resumed_after}")
+    print(flush=True)
 
 
 def write_outputs(
@@ -115,6 +121,8 @@ def _result(
             "backend": outcome.backend,
             "hardware": outcome.device,
             "threads": outcome.threads,
+            "mesh": outcome.mesh,
+            "resumed_after": outcome.resumed_after,
         },
         "versions": {
             "python": platform.python_version(),
@@ -127,8 +135,8 @@ def _result(
                 "rank": rank,
                 "bytes_sent": sum(one.bytes_sent),
                 "calls": sum(one.calls),
-                "bytes_sent_per_iteration": one.bytes_sent[-1],
-                "calls_per_iteration": one.calls[-1],
+                "bytes_sent_per_iteration": one.last_bytes,
+                "calls_per_iteration": one.calls[-1] if one.calls else 0,
                 "table": one.table,
             }
             for rank, one in enumerate(outcome.tracks)

@@ -22,6 +22,13 @@ class Device(StrEnum):
     gpu = "gpu"
 
 
+class Layout(StrEnum):
+    """Who holds the image."""
+
+    replicated = "replicated"
+    sharded = "sharded"
+
+
 class DemoSettings(BaseModel):
     """What the demo does. Lengths are in pixels of the fine image, whose values lie in [0, 1]."""
 
@@ -41,6 +48,10 @@ class DemoSettings(BaseModel):
         None, ge=1, description="Number of processes; by default one a GPU, else two."
     )
     device: Device = Field(Device.auto, description="Where to compute: auto, cpu or gpu.")
+    layout: Layout = Field(
+        Layout.replicated,
+        description="replicated: every process holds the image; sharded: each holds a box of it.",
+    )
     tile: int = Field(512, ge=8, description="Largest side of a tile without its halo.")
     overlap: int = Field(
         24, ge=0, description="Halo on each interior side of a tile; 24 is all that FFDNet sees."
@@ -73,6 +84,17 @@ class DemoSettings(BaseModel):
         False,
         description="Compare with the undistributed run of the same algorithm, at every iteration.",
     )
+    checkpoint_every: int | None = Field(
+        None,
+        ge=1,
+        description="Save the state of the run every so many iterations; by default never, or at "
+        "every one with --resume. What was saved is removed at the end.",
+    )
+    resume: bool = Field(
+        False,
+        description="Go on where a run that did not end was saved last, with the same number of "
+        "processes or another; at the beginning if none was.",
+    )
     output: Path = Field(Path("outputs/demo"), description="Folder for what is written.")
 
     @model_validator(mode="after")
@@ -90,6 +112,16 @@ class DemoSettings(BaseModel):
         # Without noise the denoiser still has the aliasing to remove.
         first = self.sigma if self.sigma is not None else max(0.5 * self.noise, 0.002)
         return first, self.sigma_end if self.sigma_end is not None else 0.8 * first
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder for the state of a run that has not ended."""
+        return self.output / "checkpoints"
+
+    @property
+    def saves_every(self) -> int | None:
+        """After how many iterations the state is saved; None for never."""
+        return self.checkpoint_every or (1 if self.resume else None)
 
     def side(self, height: int, width: int) -> int:
         """Side of the square for a photograph of the given size, a multiple of what is needed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from sys import stderr
 
 import torch
 
@@ -38,7 +39,10 @@ def start_demo(settings: DemoSettings) -> int:
     if processes == 1:
         run_demo(settings)
         return 0
-    return run_workers("demo", settings, processes, log=settings.output / "error.txt")
+    status = run_workers("demo", settings, processes, log=settings.output / "error.txt")
+    if status and settings.checkpoints.is_dir():
+        print("What was done so far is saved: the same command with --resume goes on", file=stderr)
+    return status
 
 
 def check(settings: DemoSettings) -> None:

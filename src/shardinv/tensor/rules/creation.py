@@ -32,7 +32,7 @@ def new(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         if not isinstance(size, int) and tuple(size) == tuple(x.shape):
             local_size = tuple(x.to_local().shape)
             if function is torch.Tensor.new_full:
-                fill = kwargs.get("fill_value", args[2] if len(args) > 2 else None)
+                fill: Any = kwargs.get("fill_value", args[2] if len(args) > 2 else None)
                 options = {k: v for k, v in kwargs.items() if k != "fill_value"}
                 return x.like(x.to_local().new_full(local_size, fill, **options))
             options = {k: v for k, v in kwargs.items() if k != "size"}

@@ -30,7 +30,7 @@ def mark(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return args[0] if isinstance(result, torch.Tensor) else result
 
 
-@rule(torch.Tensor.grad.__get__)  # type: ignore[attr-defined]
+@rule(torch.Tensor.grad.__get__)  # type: ignore[union-attr]
 def gradient(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The gradient of the local part, in the same boxes."""
     x: ShardedTensor = args[0]
@@ -38,7 +38,7 @@ def gradient(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return None if grad is None else x.like(grad)
 
 
-@rule(torch.Tensor.grad.__set__, torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+@rule(torch.Tensor.grad.__set__, torch.Tensor.data.__set__)  # type: ignore[attr-defined,union-attr]
 def assign(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Set the gradient or the values of the local part."""
     x, value = args
@@ -74,7 +74,7 @@ def differentiate(
 ) -> Any:
     """Gradients of plain or sharded outputs with respect to plain or sharded inputs."""
     _check_seeds(args[0], kwargs.get("grad_outputs", args[2] if len(args) > 2 else None))
-    inputs = kwargs.get("inputs", args[1] if len(args) > 1 else None)
+    inputs: Any = kwargs.get("inputs", args[1] if len(args) > 1 else None)
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     local_args, local_kwargs = swap_tensors((args, kwargs), _local)
     grads = function(*local_args, **local_kwargs)

@@ -71,9 +71,7 @@ def mapped(sharding: Sharding, shape: Sequence[int], cuts: Sequence[CutMap]) -> 
     return sharding.follow(shape, boxes)
 
 
-def windows(
-    outputs: Sharding, needs: Sequence[Callable[[int, int], Interval]]
-) -> tuple[Box, ...]:
+def windows(outputs: Sharding, needs: Sequence[Callable[[int, int], Interval]]) -> tuple[Box, ...]:
     """Which pixels of the input each rank needs: none for no output.
 
     Parameters
@@ -254,9 +252,7 @@ def transposed_convolution(function: Function, args: Arguments, kwargs: Options)
     local = function(window, weight, None, stride, 0, 0, groups, dilation)
     # The result begins at the first output that the window reaches; past its end nothing reaches.
     own = outputs.box
-    first = [
-        i * s - p for i, (s, p, _) in zip(wanted[outputs.comm.rank].start, steps, strict=True)
-    ]
+    first = [i * s - p for i, (s, p, _) in zip(wanted[outputs.comm.rank].start, steps, strict=True)]
     margins = [
         n
         for begin, a, b, held in reversed(
@@ -450,7 +446,9 @@ def padded(function: Function, args: Arguments, kwargs: Options) -> ShardedTenso
         return ShardedTensor(cut_to(window, outputs.box.shape), outputs)
     window = cut_to(fetched(x, wanted), outputs.box.shape)
     if value:
-        window = _filled(window, outputs.box.shift([-a for a, _ in spatial]), x.sharding.shape, value)
+        window = _filled(
+            window, outputs.box.shift([-a for a, _ in spatial]), x.sharding.shape, value
+        )
     return ShardedTensor(window, outputs)
 
 
@@ -551,7 +549,7 @@ def flipped(function: Function, args: Arguments, kwargs: Options) -> ShardedTens
     """Axes that are not cut in reverse order."""
     x = args[0]
     name = function.__name__
-    dims = kwargs.get("dims", args[1] if len(args) == 2 else args[1:])
+    dims: Any = kwargs.get("dims", args[1] if len(args) == 2 else args[1:])
     if name != "flip":
         dims = (1,) if name == "fliplr" else (0,)
     axes = [d % x.ndim for d in ((dims,) if isinstance(dims, int) else dims)]
@@ -571,7 +569,7 @@ def flipped(function: Function, args: Arguments, kwargs: Options) -> ShardedTens
 def pixel_shuffle(function: Function, args: Arguments, kwargs: Options) -> ShardedTensor:
     """Channels laid out as pixels of a finer image. No message."""
     x = _check(function, args[0] if args else kwargs["input"], 2)
-    factor = kwargs.get("upscale_factor", args[1] if len(args) > 1 else None)
+    factor: Any = kwargs.get("upscale_factor", args[1] if len(args) > 1 else None)
     shape = outcome(function, args, kwargs)
     outputs = mapped(x.sharding, shape[-2:], [lambda cut: cut * factor] * 2)
     local = function(of_size(x.to_local(), (1, 1)), factor)
@@ -582,7 +580,7 @@ def pixel_shuffle(function: Function, args: Arguments, kwargs: Options) -> Shard
 def pixel_unshuffle(function: Function, args: Arguments, kwargs: Options) -> ShardedTensor:
     """Pixels of a finer image laid out as channels."""
     x = _check(function, args[0] if args else kwargs["input"], 2)
-    factor = kwargs.get("downscale_factor", args[1] if len(args) > 1 else None)
+    factor: Any = kwargs.get("downscale_factor", args[1] if len(args) > 1 else None)
     shape = outcome(function, args, kwargs)
     outputs = mapped(x.sharding, shape[-2:], [lambda cut: -(-cut // factor)] * 2)
     needs = [lambda a, b: (a * factor, b * factor)] * 2
@@ -695,4 +693,3 @@ def differences(function: Function, args: Arguments, kwargs: Options) -> Any:
         length = x.shape[dim]
         x = x.narrow(dim, 1, max(length - 1, 0)) - x.narrow(dim, 0, max(length - 1, 0))
     return x
-

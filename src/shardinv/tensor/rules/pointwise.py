@@ -101,7 +101,7 @@ def convert(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return x.to(
             *(a.to_local() if isinstance(a, ShardedTensor) else a for a in args[1:]), **kwargs
         )
-    others = [a.to_local() if isinstance(a, ShardedTensor) else a for a in args[1:]]
+    others: list[Any] = [a.to_local() if isinstance(a, ShardedTensor) else a for a in args[1:]]
     local = x.to_local().to(*others, **kwargs)
     if local.device != x.device:
         raise LayoutError(

@@ -48,7 +48,8 @@ class Selection(Sharding):
             return True
         if not isinstance(other, Selection) or self.partition != other.partition:
             return False
-        assert self.mask is not None and other.mask is not None
+        assert self.mask is not None
+        assert other.mask is not None
         # Collective, where the partitions agree, which all ranks know.
         return self.mask is other.mask or bool(torch.equal(self.mask, other.mask))
 

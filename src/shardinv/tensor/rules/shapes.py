@@ -100,8 +100,8 @@ def ravel(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An axis unfolded into several."""
     x: ShardedTensor = args[0]
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else None) % x.ndim
-    sizes = tuple(kwargs.get("sizes", args[2] if len(args) > 2 else None))
+    dim: int = kwargs.get("dim", args[1] if len(args) > 1 else 0) % x.ndim
+    sizes = tuple(kwargs.get("sizes", args[2] if len(args) > 2 else ()))
     shape = tuple(x.shape)
     return viewed(
         function, x, (*shape[:dim], *_resolved(shape[dim : dim + 1], sizes), *shape[dim + 1 :])
@@ -112,7 +112,7 @@ def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
 def unsqueeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A new axis before the spatial ones, or after them."""
     x: ShardedTensor = args[0]
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else None) % (x.ndim + 1)
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % (x.ndim + 1)
     cut = cut_axes(x)
     if cut[0] < dim <= cut[-1] or (x.folded is not None and dim > cut[-1]):
         return _refuse(function, x, f"with a new axis {dim}")
@@ -234,9 +234,7 @@ def movedim(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return permuted(function, x, [int(n) for n in function(probe, *args[1:], **kwargs).shape])
 
 
-def permuted(
-    function: Function, x: ShardedTensor, order: Sequence[int]
-) -> ShardedTensor | Columns:
+def permuted(function: Function, x: ShardedTensor, order: Sequence[int]) -> ShardedTensor | Columns:
     """The axes in another order, in which the cut ones still follow one another."""
     cut = cut_axes(x)
     first = list(order).index(cut[0])
