@@ -29,7 +29,10 @@ UNKNOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "list": ("tolist", lambda x: x.tolist()),
     "contains": ("__contains__", lambda x: 3.0 in x),
     "pointer": ("data_ptr", lambda x: x.data_ptr()),
-    "interpolate": ("bicubic", lambda x: torch.nn.functional.interpolate(x, (3, 3), mode="bicubic")),
+    "interpolate": (
+        "bicubic",
+        lambda x: torch.nn.functional.interpolate(x, (3, 3), mode="bicubic"),
+    ),
     "roll": ("roll", lambda x: torch.roll(x, 3)),
     "sharded kernel": ("conv3d|conv2d", lambda x: torch.conv3d(x, torch.ones(1, 2, 1, 1, 1))),
 }
@@ -92,7 +95,7 @@ def test_mixed_layouts_name_both(pool: WorkerPool, case: str, message: str) -> N
 
 def two_groups(ctx: DistributedContext) -> None:
     """A shard of another context's, with the same boxes."""
-    with DistributedContext(device="cpu", seed=0) as other:
+    with DistributedContext(seed=0) as other:
         ctx.shard(torch.zeros(1, 1, 4, 4)) + other.shard(torch.zeros(1, 1, 4, 4))
 
 

@@ -62,6 +62,8 @@ def attempts(function: Callable[..., Any], images: dict[str, torch.Tensor]) -> l
     """The signatures with which a function of torch can be called on plain images."""
     found = []
     for names, numbers in SIGNATURES:
+        if name_of(function).endswith("where") and len(names) < 3:
+            continue  # positions, which are refused
         tensors = [images[name].clone() for name in names]
         args = (*numbers, *tensors) if "polygamma" in name_of(function) else (*tensors, *numbers)
         if "polygamma" in name_of(function) and isinstance(function, type(torch.Tensor.add)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -28,7 +29,9 @@ def meeting_store(launch: Launch, timeout: timedelta) -> Store:
     ``torchrun`` keeps one store for all groups that a program starts, where a second group would
     take the first one's addresses for its own and hang. Without it, rank 0 has the store, and
     another rank could reach the old one just before it ends. So the first is kept and shared, and
-    each group writes under a name of its own.
+    each group writes under a name of its own. It also outlives the ranks that ``torchrun`` starts
+    again after a failure (``--max-restarts``): what the failed ones wrote must not be taken for
+    the new ones' word, so their number is part of the name.
     """
     place = (launch.master_addr, launch.master_port, launch.rank, launch.world_size)
     if place not in _stores:
@@ -37,4 +40,5 @@ def meeting_store(launch: Launch, timeout: timedelta) -> Store:
     store, number = _stores[place]
     _stores[place] = (store, number + 1)
     store.set_timeout(timeout)
-    return PrefixStore(f"shardinv/group/{number}", store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"shardinv/attempt/{attempt}/group/{number}", store)

@@ -81,14 +81,8 @@ def gradient(
     entries = measurements(physics, x, y)
     plain = all(type(terms[i]).grad in (DataFidelity.grad, L2.grad) for i in range(len(operators)))
     if plain:
-        predicted = predictions(physics, x)
-        residuals = [
-            terms[i].d.grad(u, entries[i], *args, **kwargs) for i, u in enumerate(predicted)
-        ]
-        total = adjoint(physics, x, residuals)
-        # The terms are summed; a stack with a mean for its reduction has taken one.
-        mean = getattr(physics, "reduction_name", "sum") == "mean"
-        return total * len(operators) if mean else total
+        # One operator's residual is in memory at a time.
+        return physics.normal(x, lambda i, u: terms[i].d.grad(u, entries[i], *args, **kwargs))
     total = terms[0].grad(x, entries[0], operators[0], *args, **kwargs)
     for i, op in enumerate(operators[1:], start=1):
         total = total + terms[i].grad(x, entries[i], op, *args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -111,6 +111,35 @@ class LocalBlock(TiedToRanks, LinearPhysics):
 
     def _work(self) -> Any:
         return self.ctx.ledger.block(self.block)
+
+    # -- both ways -------------------------------------------------------------------------------
+
+    def normal(
+        self, x: torch.Tensor, between: Callable[[int, ShardedTensor], ShardedTensor]
+    ) -> torch.Tensor:
+        r"""The sum :math:`\sum_i A_i^\top g_i(A_i x)`, lying as ``x``: one halo out, one back.
+
+        Measurements are made one by one, so that few are in memory.
+
+        Parameters
+        ----------
+        x
+            Image ``(B, C, *spatial)``.
+        between
+            ``between(index, y)`` gives :math:`g_i` of an operator's sharded output.
+        """
+        with self._work():
+            found = self.program.normal(self._image(x), between)
+            return answer(found, not isinstance(x, ShardedTensor))
+
+    def A_adjoint_A(self, x: torch.Tensor, **kwargs: Any) -> Any:
+        r"""Apply :math:`A^\top A`; no measurement is kept."""
+        self.update_parameters(**kwargs)
+        reduction = getattr(self, "reduction_name", "sum")
+        if reduction not in ("sum", "mean"):
+            return self.A_adjoint(self.A(x))
+        total = self.normal(x, lambda _, y: y)
+        return total / len(self.program.branches) if reduction == "mean" else total
 
     # -- norms and inverses ----------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ exchanges that follow from how an image lies. The blocks that solvers see are in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -217,24 +217,13 @@ class LocalProgram(nn.Module):
 
     def evaluate(self, x: ShardedTensor) -> list[ShardedTensor]:
         """Every branch's output, sharded as the image: one exchange for all first stages."""
-        check_spatial(x, "the image")
-        routes = self.routes(x.sharding)
-        self.remember(x.sharding)
-        kernels = self._kernels()
-        rank = self.comm.rank
-        values = self._fetch(x.to_local(), routes.first, x.sharding)
-        results = []
-        for branch, route, own in zip(self._branches(), routes.branches, kernels, strict=True):
-            window, local = routes.first.windows[rank], values
-            for number, stage in enumerate(branch.chain.stages):
-                before, after = route.shardings[number], route.shardings[number + 1]
-                if number:
-                    halo = route.halos[number - 1]
-                    local = self._fetch(local, halo, before)
-                    window = halo.windows[rank]
-                local = stage.evaluate(local, window, after.box, before.shape, own[number])
-            results.append(ShardedTensor.wrap(local, route.shardings[-1]))
-        return results
+        routes, values = self._enter(x)
+        return [
+            self._forward(branch, route, own, values, routes.first)
+            for branch, route, own in zip(
+                self._branches(), routes.branches, self._kernels(), strict=True
+            )
+        ]
 
     def transpose(
         self, measurements: Sequence[ShardedTensor], sharding: Sharding, together: bool = True
@@ -252,31 +241,94 @@ class LocalProgram(nn.Module):
         """
         routes = self.routes(sharding)
         self.remember(sharding)
-        kernels = self._kernels()
+        parts = (
+            self._backward(branch, route, own, y, routes.first)
+            for branch, route, own, y in zip(
+                self._branches(), routes.branches, self._kernels(), measurements, strict=True
+            )
+        )
+        windows = [_sum(parts)] if together else list(parts)
+        return [
+            ShardedTensor.wrap(self._return(values, routes.first), sharding) for values in windows
+        ]
+
+    def normal(
+        self, x: ShardedTensor, between: Callable[[int, ShardedTensor], ShardedTensor]
+    ) -> ShardedTensor:
+        r"""The sum :math:`\sum_i A_i^\top g_i(A_i x)`: one exchange out and one back.
+
+        One branch's output is at hand at a time, where :meth:`evaluate` has all of them at once.
+
+        Parameters
+        ----------
+        x
+            The image.
+        between
+            ``between(index, y)`` gives :math:`g_i` of a branch's output, lying as it does.
+        """
+        routes, values = self._enter(x)
+
+        def part(index: int, branch: Branch, route: Route, own: list[Kernels]) -> torch.Tensor:
+            y = between(index, self._forward(branch, route, own, values, routes.first))
+            return self._backward(branch, route, own, y, routes.first)
+
+        total = _sum(
+            part(index, branch, route, own)
+            for index, (branch, route, own) in enumerate(
+                zip(self._branches(), routes.branches, self._kernels(), strict=True)
+            )
+        )
+        return ShardedTensor.wrap(self._return(total, routes.first), x.sharding)
+
+    def _enter(self, x: ShardedTensor) -> tuple[Routes, torch.Tensor]:
+        """The routes of an image, and its window on this rank."""
+        check_spatial(x, "the image")
+        routes = self.routes(x.sharding)
+        self.remember(x.sharding)
+        return routes, self._fetch(x.to_local(), routes.first, x.sharding)
+
+    def _forward(
+        self,
+        branch: Branch,
+        route: Route,
+        kernels: list[Kernels],
+        values: torch.Tensor,
+        first: HaloPlan,
+    ) -> ShardedTensor:
+        """A branch's output, from the image's window."""
         rank = self.comm.rank
-        parts = []
-        for branch, route, own, y in zip(
-            self._branches(), routes.branches, kernels, measurements, strict=True
-        ):
-            check_spatial(y, "a measurement")
-            local = _placed(y, route.shardings[-1]).to_local()
-            stages = branch.chain.stages
-            for number in reversed(range(len(stages))):
-                before, after = route.shardings[number], route.shardings[number + 1]
-                halo = route.halos[number - 1] if number else routes.first
+        window = first.windows[rank]
+        for number, stage in enumerate(branch.chain.stages):
+            before, after = route.shardings[number], route.shardings[number + 1]
+            if number:
+                halo = route.halos[number - 1]
+                values = self._fetch(values, halo, before)
                 window = halo.windows[rank]
-                local = stages[number].transpose(
-                    local, after.box, window, before.shape, own[number]
-                )
-                if number:
-                    local = self._return(local, halo)
-            parts.append(local)
-        if together:
-            total = parts[0]
-            for part in parts[1:]:
-                total = total + part
-            parts = [total]
-        return [ShardedTensor.wrap(self._return(part, routes.first), sharding) for part in parts]
+            values = stage.evaluate(values, window, after.box, before.shape, kernels[number])
+        return ShardedTensor.wrap(values, route.shardings[-1])
+
+    def _backward(
+        self,
+        branch: Branch,
+        route: Route,
+        kernels: list[Kernels],
+        y: ShardedTensor,
+        first: HaloPlan,
+    ) -> torch.Tensor:
+        """What a branch's measurement gives to the image's window."""
+        check_spatial(y, "a measurement")
+        values = _placed(y, route.shardings[-1]).to_local()
+        stages = branch.chain.stages
+        for number in reversed(range(len(stages))):
+            before, after = route.shardings[number], route.shardings[number + 1]
+            halo = route.halos[number - 1] if number else first
+            window = halo.windows[self.comm.rank]
+            values = stages[number].transpose(
+                values, after.box, window, before.shape, kernels[number]
+            )
+            if number:
+                values = self._return(values, halo)
+        return values
 
     def _fetch(self, local: torch.Tensor, halo: HaloPlan, sharding: Sharding) -> torch.Tensor:
         if halo.plan is None:
@@ -371,6 +423,26 @@ class LocalProgram(nn.Module):
         kind = str(dtype).removeprefix("torch.")
         lines.append(f"  bytes are for {batch} x {channels} {kind} images")
         return "\n".join(lines)
+
+
+def _adds_in_place(total: torch.Tensor, part: torch.Tensor) -> bool:
+    return not part.requires_grad and torch.result_type(total, part) == total.dtype
+
+
+def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of tensors as they come, so that few are in memory."""
+    total: torch.Tensor | None = None
+    owned = False
+    for part in parts:
+        if total is None:
+            total = part
+        elif owned and not total.requires_grad and _adds_in_place(total, part):
+            total += part
+        else:
+            total = total + part
+            owned = True
+    assert total is not None
+    return total
 
 
 def check_spatial(x: ShardedTensor, what: str) -> None:

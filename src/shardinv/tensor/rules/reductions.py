@@ -115,7 +115,8 @@ def _var(
 def variance(function: Function, args: Arguments, kwargs: Options) -> Any:
     """Variances and standard deviations, from the deviations from the mean: two collectives."""
     if len(args) == 2 and isinstance(args[1], bool):
-        args, kwargs = args[:1], {**kwargs, "unbiased": args[1]}
+        x, unbiased = args
+        args, kwargs = (x,), {**kwargs, "unbiased": unbiased}
     given = bind(_var, args, kwargs)
     x, keepdim = given["x"], given["keepdim"]
     dims = normalise(given["dim"], x.ndim)
@@ -282,14 +283,14 @@ def max_or_min(function: Function, args: Arguments, kwargs: Options) -> Any:
             "torch.amax and torch.amin give the values"
         )
     values, indices = function(x.to_local(), second, keepdim)
-    kind = torch.return_types.max if largest else torch.return_types.min  # type: ignore[attr-defined]
+    kind = torch.return_types.max if largest else torch.return_types.min
     return kind((in_box(x, values, dims, keepdim), in_box(x, indices, dims, keepdim)))
 
 
 @rule(*named("aminmax", torch, torch.Tensor))
 def both_extremes(function: Function, args: Arguments, kwargs: Options) -> Any:
     """The smallest and the largest of all values."""
-    return torch.return_types.aminmax((args[0].min(), args[0].max()))  # type: ignore[attr-defined]
+    return torch.return_types.aminmax((args[0].min(), args[0].max()))
 
 
 @rule(*named("all any", torch, torch.Tensor))
@@ -317,7 +318,8 @@ def inner_product(function: Function, args: Arguments, kwargs: Options) -> Any:
     """The inner product along the last axis, into which the spatial ones are folded."""
     a, b = args[:2]
     lead = common_layout(function, a, b)
-    last = kwargs.get("dim", args[2] if len(args) > 2 else -1) % lead.ndim == lead.ndim - 1
+    dim: int = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+    last = dim % lead.ndim == lead.ndim - 1
     if lead.folded is None or not last:
         raise UnsupportedOperation(
             f"{name_of(function)} of sharded images: flatten them first (x.flatten(1)), or sum the "
