@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from shardinv.io import read_image, write_image
+from shardinv.problems import MultiFrame
 from tests.harness.launch import LaunchResult, launch_script
 
 pytestmark = pytest.mark.slow
@@ -173,6 +174,80 @@ def test_a_failing_rank_ends_all_with_one_message(tmp_path: Path) -> None:
     assert "Traceback" in details
     assert "and says so at length" in details
     assert not FILES & {file.name for file in output.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[LaunchResult, dict[str, Any]]:
+    output = tmp_path_factory.mktemp("sharded")
+    run = _demo(output, "--layout", "sharded", "--check").check()
+    return run, _result(output)
+
+
+def test_sharded_is_the_same(
+    run: LaunchResult, output: Path, sharded: tuple[LaunchResult, dict[str, Any]]
+) -> None:
+    printed, result = sharded
+    assert "image          sharded on a mesh of 2 × 1, at most 64 × 128 pixels" in printed.stdout
+    assert printed.stderr == ""
+    assert result["settings"]["mesh"] == [2, 1]
+    assert result["check"]["max_psnr_difference_db"] < 1e-4
+    assert result["check"]["relative_error"] < 1e-5
+    expected, found = _result(output)["psnr_db"], result["psnr_db"]
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-4), name
+
+
+def test_sharded_sends_halos_alone(sharded: tuple[LaunchResult, dict[str, Any]]) -> None:
+    radius = MultiFrame().radius
+    for account in sharded[1]["ledger"]:
+        table = {(row["block"], row["operation"]): row["bytes_sent"] for row in account["table"]}
+        assert set(table) == {("physics", "halo"), ("denoiser", "halo"), ("denoiser", "realign")}
+        # One side has a neighbour. Over 4 iterations: the denoiser's halo is 24 rows, the gradient
+        # needs a kernel's radius and a pixel's rounding to and fro.
+        row = 4 * 3 * 128 * 4
+        # Where a tile's border and a box's are the same, its result is at home already.
+        assert table["denoiser", "realign"] == 0
+        assert table["denoiser", "halo"] == 24 * row
+        assert table["physics", "halo"] <= 2 * (radius + 2) * row
+
+
+# Rank 1 kills itself in the third iteration.
+KILLER = """
+import os
+if os.environ.get("RANK") == "1":
+    import shardinv.problems, signal
+    original = shardinv.problems.plug_and_play
+    def fail(*args):
+        for number, x in enumerate(original(*args), 1):
+            if number == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield x
+    shardinv.problems.plug_and_play = fail
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_killed_and_resumed(sharded: tuple[LaunchResult, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(KILLER)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    output = tmp_path / "out"
+    words = ("--layout", "sharded", "--resume")
+    killed = _demo(output, *words, env={"PYTHONPATH": path})
+    assert killed.returncode == 1
+    assert "Error: rank 1 was ended by SIGKILL" in killed.stderr
+    assert "the same command with --resume goes on" in killed.stderr
+    assert "Traceback" not in killed.stderr
+    assert (output / "checkpoints" / "checkpoint-000002").is_dir()
+    # With more processes than before.
+    resumed = _demo(output, *words, "--processes", "3").check()
+    assert "resumed        after iteration 2" in resumed.stdout
+    result = _result(output)
+    assert result["settings"]["resumed_after"] == 2
+    expected = sharded[1]["psnr_db"]["per_iteration"]
+    # Those before the kill were read, those after it computed.
+    assert result["psnr_db"]["per_iteration"][:2] == expected[:2]
+    assert result["psnr_db"]["per_iteration"] == pytest.approx(expected, abs=1e-4)
+    assert {file.name for file in output.iterdir()} == FILES
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")

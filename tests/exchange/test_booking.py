@@ -23,9 +23,10 @@ from shardinv.exchange import (
     gather_boxes,
     gather_list,
     gather_tensors,
+    move,
     sum_over_ranks,
 )
-from shardinv.exchange.collectives import SMALL, move
+from shardinv.exchange.collectives import SMALL
 from shardinv.geometry import Box, Layout, Partition, plan_transfers
 from tests.exchange.inputs import like_nccl
 from tests.harness import WORLD_SIZES, WorkerPool

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shardinv import DistributedContext
-from shardinv.exchange import crop
-from shardinv.exchange.collectives import move
+from shardinv.exchange import crop, move
 from shardinv.geometry import Box, Partition, Plan, plan_transfers
 from tests.exchange.inputs import DTYPES, values
 from tests.harness import WORLD_SIZES, WorkerPool, assert_close

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from shardinv import DistributedContext
 from shardinv.tensor import LayoutError, ShardedTensor, UnsupportedOperation, realign
@@ -29,7 +30,7 @@ UNKNOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "list": ("tolist", lambda x: x.tolist()),
     "contains": ("__contains__", lambda x: 3.0 in x),
     "pointer": ("data_ptr", lambda x: x.data_ptr()),
-    "interpolate": (
+    "resized": (
         "bicubic",
         lambda x: torch.nn.functional.interpolate(x, (3, 3), mode="bicubic"),
     ),

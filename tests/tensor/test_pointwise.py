@@ -44,6 +44,7 @@ SIGNATURES: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...] = (
     (("real", "other"), ()),
     (("real", "other", "third"), ()),
     (("bool", "real", "other"), ()),
+    (("real", "bool", "other"), ()),
     (("real",), (0.5,)),
     (("real",), (2,)),
     (("real",), (0.2, 0.6)),
@@ -94,7 +95,7 @@ def differentiable(call: Callable[..., Any], tensors: list[torch.Tensor]) -> boo
 
 def every_rule(ctx: DistributedContext, part: int, parts: int) -> int:
     """Every function that the table sends to the pointwise rule, with all signatures it takes."""
-    functions = [f for f, rule in registry._rules.items() if rule is pointwise]
+    functions = [f for f, rule in registry._rules.items() if rule is pointwise and callable(f)]
     cases = []
     uncalled = []
     for number, function in enumerate(functions):

@@ -119,8 +119,12 @@ class ImageLayouts:
         if x.ndim < 3:
             raise ValueError(f"an image (B, C, *spatial) is needed, got shape {tuple(x.shape)}")
         self._first_image.same(
-            "the shape, type and need of a gradient of an image to shard",
-            (TensorSpec.of(x), bool(x.requires_grad and torch.is_grad_enabled()), _text(mesh)),
+            "shape, type, need of a gradient and cuts of an image to shard",
+            (
+                TensorSpec.of(x),
+                bool(x.requires_grad and torch.is_grad_enabled()),
+                _text(mesh, align),
+            ),
             "They must be the same on every rank",
         )
         return scatter(x.to(self.device), self.sharding(x.shape[2:], mesh, align))
@@ -218,16 +222,19 @@ class ImageLayouts:
         sharding = self.sharding(shape[2:], mesh, align)
         local = function(sharding.box)
         expected = (*shape[:2], *sharding.box.shape)
+        wrong = None
         if tuple(local.shape) != expected:
-            raise ValueError(
+            wrong = (
                 f"the function returned shape {tuple(local.shape)} for the box {sharding.box}, "
                 f"expected {expected}"
             )
         self._first_image.same(
-            "the shape and type of an image made box by box",
-            (shape, str(local.dtype), bool(local.requires_grad), _text(mesh)),
-            "They must be the same on every rank",
+            "shape, type, need of a gradient and cuts of an image made box by box",
+            (shape, str(local.dtype), bool(local.requires_grad), _text(mesh, align), bool(wrong)),
+            wrong or "They must be the same on every rank, and the boxes as asked for",
         )
+        if wrong:
+            raise ValueError(wrong)
         return ShardedTensor(local.to(self.device), sharding)
 
     def from_local(self, local: torch.Tensor, mesh: Mesh = None) -> ShardedTensor:
@@ -290,5 +297,6 @@ class ImageLayouts:
         return known
 
 
-def _text(mesh: Mesh) -> str:
-    return str(tuple(mesh.shape)) if isinstance(mesh, DeviceMesh) else str(mesh)
+def _text(mesh: Mesh, align: int | Sequence[int]) -> str:
+    cells = mesh.mesh.tolist() if isinstance(mesh, DeviceMesh) else mesh
+    return f"mesh={cells}, align={align}"

@@ -1,6 +1,6 @@
 """Messages between ranks: the only place in the package that calls a collective or a send.
 
-``communicator`` knows the group, ``collectives`` moves bytes and books them in the ledger,
+``communicator`` knows the group, ``collectives`` and ``moving`` move bytes and book them in the ledger,
 ``verbs`` makes the same operations differentiable, ``agreement`` compares small facts between
 ranks. What to send to whom is worked out in :mod:`shardinv.geometry`; why, in the blocks above.
 """
@@ -13,14 +13,16 @@ from shardinv.exchange.collectives import (
     broadcast_tensors,
     gather_boxes,
     gather_tensors,
-    move,
 )
 from shardinv.exchange.communicator import Communicator, FailureSource
 from shardinv.exchange.errors import DisagreementError, RankError
+from shardinv.exchange.hosts import host_of_ranks
+from shardinv.exchange.moving import Move, move, start_move
 from shardinv.exchange.store import wait_for_key
 from shardinv.exchange.tensors import TensorSpec, crop
 from shardinv.exchange.verbs import (
     assemble,
+    begin_fetch,
     cut_boxes,
     fan_out,
     fetch,
@@ -33,12 +35,14 @@ __all__ = [
     "DisagreementError",
     "FailureSource",
     "FirstUse",
+    "Move",
     "RankError",
     "TensorSpec",
     "agree",
     "all_reduce",
     "assemble",
     "barrier",
+    "begin_fetch",
     "broadcast",
     "broadcast_tensors",
     "crop",
@@ -48,8 +52,10 @@ __all__ = [
     "gather_boxes",
     "gather_list",
     "gather_tensors",
+    "host_of_ranks",
     "move",
     "publish",
+    "start_move",
     "sum_over_ranks",
     "wait_for_key",
 ]

@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from shardinv.exchange.agreement import agree
 from shardinv.exchange.communicator import Communicator, Stopwatch
+from shardinv.exchange.sends import post, wait_for
 from shardinv.exchange.tensors import TensorSpec, as_bytes, as_real, crop, plain
-from shardinv.geometry import Layout, Plan, balanced_cuts
+from shardinv.geometry import Layout, balanced_cuts
 
 SMALL = 32 * 1024
 """Bytes below which gloo's own all-reduce is used: latency, not bandwidth, decides there."""
@@ -85,20 +86,20 @@ def _sum_by_sends(comm: Communicator, flat: torch.Tensor, watch: Stopwatch) -> N
     mine = wired[slices[comm.rank]]
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     arrived = {rank: torch.empty_like(mine) for rank in others}
-    first = _post(
+    first = post(
         comm,
         [(rank, wired[slices[rank]]) for rank in others],
         [(rank, arrived[rank]) for rank in others],
     )
     watch.issued()
-    _finish(first)
+    wait_for(first)
     # In the order of the ranks, whoever sums: the result is the same on every run.
     total = torch.zeros_like(mine)
     for rank in range(comm.size):
         total += mine if rank == comm.rank else arrived[rank]
     mine.copy_(total)
-    _finish(
-        _post(
+    wait_for(
+        post(
             comm,
             [(rank, total) for rank in others],
             [(rank, wired[slices[rank]]) for rank in others],
@@ -139,7 +140,7 @@ def gather_boxes(
         packed = _pack(regions(comm.rank), whole.dtype, comm)
         specs = [TensorSpec((n,), whole.dtype) for n in sizes]
         for rank, message in _everyone(comm, packed, specs, watch).items():
-            _unpack(message, regions(rank), add=False)
+            _unpack(message, regions(rank))
     return whole
 
 
@@ -193,87 +194,6 @@ def gather_tensors(
 def _padded(nbytes: int) -> int:
     """Bytes a tensor takes in a message of several: each starts where any type may start."""
     return -(-nbytes // 16) * 16
-
-
-def move(
-    comm: Communicator,
-    pieces: Sequence[torch.Tensor],
-    plan: Plan,
-    lead: Sequence[int],
-    dtype: torch.dtype,
-    operation: str = "move",
-) -> list[torch.Tensor]:
-    """Fill every target box of this rank from the source boxes of all ranks.
-
-    Where several blocks meet in one target (the adjoint of a fetch of overlapping boxes) they are
-    added, in the order of the ranks.
-
-    Parameters
-    ----------
-    comm
-        The group.
-    pieces
-        One tensor ``(*lead, *box.shape)`` for each source box of this rank.
-    plan
-        Who sends what to whom.
-    lead
-        The axes before the spatial ones; the same for all boxes.
-    dtype
-        Type of the values.
-    operation
-        Name for the ledger.
-
-    Returns
-    -------
-    list of torch.Tensor
-        One tensor for each target box of this rank. Pixels that no source holds are zero.
-    """
-    rank = comm.rank
-    sources, targets = plan.sources[rank], plan.targets[rank]
-    device = comm.device
-    results = [torch.zeros((*lead, *box.shape), dtype=dtype, device=device) for box in targets]
-
-    def outgoing(peer: int) -> list[torch.Tensor]:
-        return [
-            crop(pieces[t.source_index], t.source_box, sources[t.source_index])
-            for t in plan.between(rank, peer)
-        ]
-
-    def incoming(peer: int) -> list[torch.Tensor]:
-        return [
-            crop(results[t.target_index], t.target_box, targets[t.target_index])
-            for t in plan.between(peer, rank)
-        ]
-
-    def settle(peer: int, message: torch.Tensor | None) -> None:
-        if peer == rank:
-            for kept, region in zip(outgoing(rank), incoming(rank), strict=True):
-                region += kept
-        elif message is not None:
-            _unpack(message, incoming(peer), add=True)
-
-    if comm.alone:
-        settle(rank, None)
-        return results
-    peers = [peer for peer in range(comm.size) if peer != rank]
-    sends = [
-        (peer, _pack(outgoing(peer), dtype, comm)) for peer in peers if plan.between(rank, peer)
-    ]
-    receives = {
-        peer: torch.empty(
-            sum(region.numel() for region in incoming(peer)), dtype=dtype, device=comm.wire
-        )
-        for peer in peers
-        if plan.between(peer, rank)
-    }
-    nbytes = sum(message.numel() * message.element_size() for _, message in sends)
-    with comm.booked(operation, nbytes) as watch:
-        works = _post(comm, sends, list(receives.items()))
-        watch.issued()
-        _finish(works)
-    for peer in range(comm.size):
-        settle(peer, receives.get(peer))
-    return results
 
 
 def broadcast(comm: Communicator, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
@@ -343,9 +263,9 @@ def _everyone(
     arrived = {rank: specs[rank].empty(comm.wire) for rank in others}
     sends = [(rank, packed) for rank in others] if packed.numel() else []
     receives = [(rank, message) for rank, message in arrived.items() if message.numel()]
-    works = _post(comm, sends, receives)
+    works = post(comm, sends, receives)
     watch.issued()
-    _finish(works)
+    wait_for(works)
     return arrived
 
 
@@ -361,40 +281,14 @@ def _pack(regions: Sequence[torch.Tensor], dtype: torch.dtype, comm: Communicato
     return message
 
 
-def _unpack(message: torch.Tensor, regions: Sequence[torch.Tensor], add: bool) -> None:
+def _unpack(message: torch.Tensor, regions: Sequence[torch.Tensor]) -> None:
     offset = 0
     for region in regions:
-        part = message[offset : offset + region.numel()].view(region.shape)
-        if add:
-            region += part.to(region.device)
-        else:
-            region.copy_(part)
+        region.copy_(message[offset : offset + region.numel()].view(region.shape))
         offset += region.numel()
-
-
-def _post(
-    comm: Communicator,
-    sends: Sequence[tuple[int, torch.Tensor]],
-    receives: Sequence[tuple[int, torch.Tensor]],
-) -> list[dist.Work]:
-    """Start sends and receives of flat messages, as bytes."""
-    operations = [
-        dist.P2POp(dist.irecv, as_bytes(message), comm.peer(rank), comm.group)
-        for rank, message in receives
-    ]
-    operations += [
-        dist.P2POp(dist.isend, as_bytes(message), comm.peer(rank), comm.group)
-        for rank, message in sends
-    ]
-    return dist.batch_isend_irecv(operations) if operations else []
 
 
 def _wait(work: dist.Work | None, watch: Stopwatch) -> None:
     watch.issued()
     if work is not None:
-        work.wait()
-
-
-def _finish(works: Sequence[dist.Work]) -> None:
-    for work in works:
         work.wait()

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from shardinv.exchange.buffers import BufferPool
 from shardinv.exchange.errors import RankError
 from shardinv.ledger import Ledger
 
@@ -44,6 +45,14 @@ class Communicator:
         Key-value store shared by the ranks, for small facts outside the data path.
     timeout
         How long an operation may wait for another rank.
+    failures
+        Tells whether another rank has failed; None where nobody watches.
+    agreements
+        How many facts have been compared so far; their number is part of their name.
+    buffers
+        Memory for messages, used again.
+    hosts
+        The host of each rank, once :func:`~shardinv.exchange.host_of_ranks` has asked.
     """
 
     rank: int
@@ -56,6 +65,8 @@ class Communicator:
     timeout: timedelta = timedelta(minutes=5)
     failures: FailureSource | None = None
     agreements: int = 0
+    buffers: BufferPool = field(default_factory=BufferPool, repr=False)
+    hosts: tuple[int, ...] | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> Communicator:
         """A copy of a block talks to the same ranks: there are no others."""

@@ -32,6 +32,7 @@ from torch.autograd import Function
 
 from shardinv.exchange import collectives
 from shardinv.exchange.communicator import Communicator
+from shardinv.exchange.moving import Move, move, start_move
 from shardinv.exchange.tensors import TensorSpec, crop
 from shardinv.geometry import Box, Layout, Plan
 
@@ -166,11 +167,43 @@ def fetch(
         reduce-scatter).
     """
     if not _tracked(token, *pieces):
-        return collectives.move(comm, pieces, plan, spec.shape, spec.dtype, operation), token
+        return move(comm, pieces, plan, spec.shape, spec.dtype, operation), token
     *targets, token = _Move.apply(
         comm, comm.ledger.current_block, plan, spec, operation, token, *pieces
     )
     return targets, token
+
+
+def begin_fetch(
+    comm: Communicator,
+    pieces: Sequence[torch.Tensor],
+    plan: Plan,
+    spec: TensorSpec,
+    operation: str = "move",
+) -> Move:
+    """Begin a :func:`fetch` where no gradient is asked for, and work while messages travel.
+
+    Parameters
+    ----------
+    comm, pieces, plan, spec, operation
+        As for :func:`fetch`. The pieces must not be written to before the end.
+
+    Returns
+    -------
+    Move
+        ``finish()`` returns the targets. Every rank must call it.
+
+    Raises
+    ------
+    RuntimeError
+        If a gradient is asked for: it would be lost.
+    """
+    if _tracked(*pieces):
+        raise RuntimeError(
+            "begin_fetch keeps no gradient, and a piece requires one: use fetch, or call it under "
+            "torch.no_grad()"
+        )
+    return start_move(comm, pieces, plan, spec.shape, spec.dtype, operation)
 
 
 def _tracked(*tensors: torch.Tensor) -> bool:
@@ -364,7 +397,7 @@ class _Move(Function):
         token: Token,
         *pieces: torch.Tensor,
     ) -> Any:
-        moved = collectives.move(comm, pieces, plan, spec.shape, spec.dtype, operation)
+        moved = move(comm, pieces, plan, spec.shape, spec.dtype, operation)
         return (*moved, _zero(comm))
 
     @staticmethod

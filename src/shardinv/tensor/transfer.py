@@ -11,6 +11,7 @@ import torch
 
 from shardinv.exchange import Communicator, TensorSpec, assemble, cut_boxes, fetch
 from shardinv.geometry import Layout, plan_transfers
+from shardinv.tensor.errors import LayoutError
 from shardinv.tensor.sharded import ShardedTensor
 from shardinv.tensor.sharding import Sharding
 
@@ -43,9 +44,25 @@ def gather(x: ShardedTensor) -> torch.Tensor:
 
 
 def realign(x: ShardedTensor, sharding: Sharding) -> ShardedTensor:
-    """The same tensor in other boxes. Only pixels that change hands are sent."""
+    """The same tensor in other boxes. Only pixels that change hands are sent.
+
+    Raises
+    ------
+    LayoutError
+        If the boxes are of an image of another size, or of other ranks, or the tensor is flattened.
+    """
     if x.sharding == sharding:
         return x
+    if x.sharding.shape != sharding.shape or x.sharding.comm is not sharding.comm:
+        raise LayoutError(
+            f"an image sharded as {x.sharding} cannot be brought into the boxes of another size or "
+            f"group of ranks: {sharding}"
+        )
+    if x.folded is not None:
+        raise LayoutError(
+            f"a flattened sharded tensor {tuple(x.shape)} cannot be brought into other boxes: view "
+            "it as an image first"
+        )
     local = fetch_boxes(x, sharding.layout, operation="realign")[0]
     return ShardedTensor(_spatial_back(local, x), sharding, x.trailing)
 

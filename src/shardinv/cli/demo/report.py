@@ -89,7 +89,8 @@ def print_summary(outcome: Outcome, files: list[Path]) -> None:
         lines.append(
             f"largest difference to the undistributed run: "
             f"{max(outcome.check.psnr_differences):.1e} dB, relative error "
-            f"{max(outcome.check.relative_errors):.1e} (over {len(outcome.sigmas)} iterations)"
+            f"{max(outcome.check.relative_errors):.1e} "
+            f"(over {len(outcome.check.seconds)} iterations)"
         )
     lines.append(f"written: {', '.join(str(path) for path in files)}")
     print("\n".join(lines), flush=True)
