@@ -77,13 +77,14 @@ def diffusion(fidelity: Callable[[], Any], denoiser: Any) -> Sampler:
     )
 
 
+def each_channel(mask: torch.Tensor) -> Physics:
+    """DDRM wants a mask with all channels."""
+    mask = mask.expand(1, 3, -1, -1)
+    return Inpainting(tuple(mask.shape[1:]), mask=mask, noise_model=GaussianNoise(0.1))
+
+
 def sampler_cases() -> dict[str, Case]:
     network = Convolutional()
-    each_channel = (
-        lambda mask: Inpainting(  # noqa: E731
-            (3, *mask.shape[2:]), mask=mask.expand(1, 3, -1, -1), noise_model=GaussianNoise(0.1)
-        )
-    )
     levels = np.linspace(1, 0, 4)
     return {
         "ULA": draw(chain(ULA)),

@@ -168,7 +168,8 @@ def solver_cases() -> dict[str, Case]:
                 crit_conv=criterion, thres_conv=2e-2,
             )  # fmt: skip
         cases[f"{name}, prior first"] = solve(name, "Tikhonov", g_first=True)
-        cases[f"{name}, differences"] = solve(name, operator="differences")
+        if name != "PDCP":  # whose dual variable starts in the image's shape in DeepInverse
+            cases[f"{name}, differences"] = solve(name, operator="differences")
         if name not in ("ADMM", "DRS"):  # which take no such initial values in DeepInverse
             cases[f"{name}, from a start"] = solve(
                 name, start=lambda x, n=variables: (0.3 * x,) * n if n > 1 else 0.3 * x

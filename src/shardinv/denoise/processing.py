@@ -29,7 +29,7 @@ from shardinv.exchange import (
     gather_boxes,
 )
 from shardinv.geometry import Box, Partition, Tile
-from shardinv.tensor import LayoutError, ShardedTensor, Sharding, deliver, fetch_tied
+from shardinv.tensor import LayoutError, ShardedTensor, Sharding, deliver, fetch_tied, realign
 
 
 class DistributedProcessing(Denoiser):
@@ -215,9 +215,12 @@ class DistributedProcessing(Denoiser):
                         else f"an argument of {leaf.sharding.shape} px goes with an image of "
                         f"{x.sharding.shape} px"
                     )
+                leaf = realign(leaf, x.sharding)
                 fetched, tied = fetch_tied(leaf, schedule.fetched)
                 token = token + tied
-                leaves[place] = FetchedBoxes(fetched, schedule.fetched[self.ctx.rank])
+                leaves[place] = FetchedBoxes(
+                    [leaf.to_local(), *fetched], [leaf.box, *schedule.fetched[self.ctx.rank]]
+                )
             elif isinstance(leaf, torch.Tensor):
                 leaves[place] = next(rest)
         image, args, kwargs = tree_unflatten(leaves, structure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardinv.denoise.windows import frame_of
 from shardinv.geometry import (
     Box,
     Layout,
@@ -142,7 +143,7 @@ class Schedule:
     batches
         This rank's tiles, those of one call of the network together.
     fetched
-        The boxes of a sharded image that each rank needs for its tiles.
+        The boxes of a sharded image that each rank needs for its tiles beside its own.
     partition
         The boxes that the image lies in; None where every rank holds all of it.
     """
@@ -185,7 +186,12 @@ class Schedule:
         layout = tuple(
             tuple(tile.core for tiles in _by_shape(grid, hand) for tile in tiles) for hand in hands
         )
-        fetched = tuple(_boxes_around([grid.tiles[i].window for i in hand]) for hand in hands)
+        fetched: Layout = ((),) * ranks
+        if partition is not None:
+            fetched = tuple(
+                frame_of([grid.tiles[i].window for i in hand], box)
+                for hand, box in zip(hands, partition.boxes, strict=True)
+            )
         return cls(grid, stride, hands, layout, tuple(batches), fetched, partition)
 
     @property
@@ -222,17 +228,6 @@ class Schedule:
             for rank, (halo, result) in enumerate(self.pixels_sent):
                 lines.append(f"    rank {rank}: {halo} of the halo, {result} of the result")
         return "\n".join(lines)
-
-
-def _boxes_around(windows: Sequence[Box]) -> tuple[Box, ...]:
-    """One box around all windows where that is no more than the windows, else the windows."""
-    if not windows:
-        return ()
-    hull = Box(
-        tuple(min(starts) for starts in zip(*(w.start for w in windows), strict=True)),
-        tuple(max(stops) for stops in zip(*(w.stop for w in windows), strict=True)),
-    )
-    return (hull,) if hull.size <= sum(w.size for w in windows) else tuple(windows)
 
 
 def _by_shape(grid: TileGrid, hand: Sequence[int]) -> list[list[Tile]]:

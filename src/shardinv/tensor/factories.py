@@ -79,7 +79,9 @@ class sharded_factories(TorchFunctionMode):
         if func in _LENGTHS:
             result = func(*args, **kwargs)
             x = args[0] if args else None
-            return _tagged(func, x, args[1:], kwargs, result) if _is_sharded(x) else result
+            if isinstance(x, ShardedTensor):
+                return _tagged(func, x, args[1:], kwargs, result)
+            return result
         if func is torch.Tensor.register_hook and _is_sharded(args[0]):
             return func(args[0], _inside(args[1]))
         maker = _MAKERS.get(func)
@@ -179,11 +181,12 @@ def _full(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _new(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
+    rest: tuple[Any, ...] = ()
     if function is torch.Tensor.new_full:
         size = kwargs.pop("size") if "size" in kwargs else args[1]
         rest = (kwargs.pop("fill_value") if "fill_value" in kwargs else args[-1],)
     else:
-        size, rest = _size_of(args[1:], kwargs), ()
+        size = _size_of(args[1:], kwargs)
     place = _place(size)
     if place is None:
         return None
