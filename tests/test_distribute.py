@@ -287,7 +287,7 @@ def test_one_set_of_default_options_for_all_calls(ctx: DistributedContext) -> No
         ),
         (
             lambda: solver(unfold=False),
-            {},
+            {"type_object": "module"},
             TypeError,
             "PGD was built with unfold=False.*unfold=True",
         ),

@@ -103,7 +103,8 @@ def distribute(
         The ranks.
     type_object
         What the object is, where it can't be told: ``"physics"``, ``"linear_physics"``,
-        ``"data_fidelity"``, ``"denoiser"``, ``"prior"``, ``"module"``, ``"parameters"``.
+        ``"data_fidelity"``, ``"denoiser"``, ``"prior"``, ``"module"`` (a solver with
+        ``unfold=True``), ``"solver"``, ``"parameters"``.
     num_operators : int
         How many operators or fidelities a factory makes.
     factory_kwargs : mapping

@@ -1,4 +1,4 @@
-"""The programs that ``test_ending`` starts, as text: each rank a process of its own."""
+"""The programs that ``test_ending`` and ``test_two_hosts`` start: each rank a process of its own."""
 
 from __future__ import annotations
 
@@ -49,3 +49,73 @@ def program(body: str, lean: bool = True) -> str:
         "from shardinv.exchange import TensorSpec, gather_tensors\n"
     )
     return _START + (_LEAN if lean else full) + _WAIT + textwrap.dedent(body)
+
+
+#: On several hosts: what each operation sends between them, by the interface and by the ledger.
+MESSAGES_BETWEEN_HOSTS = """
+import json
+from shardinv.exchange import all_reduce, fetch, host_of_ranks
+from shardinv.geometry import Box, Partition, choose_mesh, place_ranks, plan_transfers
+
+interface = sys.argv[3]
+SUMMED, SHAPE, HALO, CHANNELS = 4 * 1024 * 1024, (1024, 1024), 64, 3
+
+def sent_by_host():
+    with open("/proc/self/net/dev") as counters:
+        for line in counters:
+            name, _, numbers = line.partition(":")
+            if name.strip() == interface:
+                return int(numbers.split()[8])
+    raise LookupError(f"no interface {interface}")
+
+def measured(call):
+    # Counters are read between barriers, whose few bytes are framing to us.
+    call()
+    ctx.barrier()
+    ctx.ledger.reset()
+    before = sent_by_host()
+    ctx.barrier()
+    result = call()
+    ctx.barrier()
+    return result, sent_by_host() - before, ctx.ledger.bytes_sent
+
+with DistributedContext(device_mode="cpu", timeout=60) as ctx:
+    comm = ctx.comm
+    hosts = host_of_ranks(comm)
+    total, *summing = measured(
+        lambda: all_reduce(comm, torch.full((SUMMED,), float(rank + 1)))[[0, -1]].tolist()
+    )
+    mesh = choose_mesh(SHAPE, comm.size, (HALO, HALO), hosts)
+    order = place_ranks(mesh, hosts, SHAPE, (HALO, HALO))
+    part = Partition.split(SHAPE, mesh, order=order)
+    windows = part.windows((HALO, HALO))
+    plan = plan_transfers(
+        tuple((box,) for box in part.boxes), tuple((window,) for window in windows)
+    )
+    image = torch.rand(CHANNELS, *SHAPE, generator=torch.Generator().manual_seed(0))
+    piece = image[(..., *part.boxes[rank].slices())].contiguous()
+    spec = TensorSpec((CHANNELS,), torch.float32)
+    token = torch.zeros(())
+    (window, *_), *fetching = measured(
+        lambda: fetch(comm, [piece], plan, spec, token, "halo")[0]
+    )
+    outside = sum(
+        4 * CHANNELS * t.source_box.size
+        for t in plan.transfers
+        if t.source_rank == rank and hosts[t.target_rank] != hosts[rank]
+    )
+    facts = {
+        "hosts": hosts,
+        "mesh": mesh,
+        "order": order,
+        "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
+        "total": total,
+        "summing": summing,
+        "right": bool(torch.equal(window, image[(..., *windows[rank].slices())])),
+        "fetching": fetching,
+        "outside": outside,
+        "table": ctx.ledger.table(),
+    }
+with open(f"{folder}/{rank}.json", "w") as answer:
+    json.dump(facts, answer)
+"""

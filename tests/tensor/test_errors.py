@@ -1,4 +1,4 @@
-"""What is refused, by name and on every rank: unknown functions, values, layouts that don't meet."""
+"""What is refused, by name on every rank: unknown functions, values, layouts that differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from shardinv import DistributedContext
 from shardinv.tensor import LayoutError, ShardedTensor, UnsupportedOperation, realign

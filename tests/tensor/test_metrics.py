@@ -84,7 +84,7 @@ def slope(make: Any) -> Case:
 
 
 def run_slopes(ctx: DistributedContext, mesh: Any, shape: tuple[int, ...]) -> None:
-    cases = {name: slope(PLAIN[name]) for name in ("PSNR", "MAE", "NMSE", "SSIM")}
+    cases = {name: slope(PLAIN[name]) for name in ("L1L2", "MAE", "NMSE", "SSIM")}
     compare(ctx, cases, mesh, shape, halo=window_bytes(shape))
 
 

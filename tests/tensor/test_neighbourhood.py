@@ -119,8 +119,10 @@ def work(ctx: DistributedContext, dtype: torch.dtype) -> None:
         channels = 9 if "unshuffle" not in name else 2
         channels = 8 if name == "shuffle" else channels
         x = torch.randn(2, channels, *spatial, dtype=dtype)
-        for mesh in meshes(ctx.world_size, len(spatial)):
-            cases.append((name, partial(compare, ctx, name, function, x, mesh=mesh)))
+        cases += [
+            (name, partial(compare, ctx, name, function, x, mesh=mesh))
+            for mesh in meshes(ctx.world_size, len(spatial))
+        ]
     for name, function, spatial, kernel in convolutions():
         x = torch.randn(2, 4, *spatial, dtype=dtype)
         w = torch.randn(kernel, dtype=dtype) / 3

@@ -35,7 +35,6 @@ ALL: dict[str, Callable[..., Any]] = {
     "odd norms": lambda x: [
         torch.linalg.vector_norm(x, ord=float("inf")),
         torch.linalg.vector_norm(x, ord=-float("inf"), dim=(1, 2, 3)),
-        torch.linalg.vector_norm(x, ord=0, dim=(2, 3)),
     ],
     "products": lambda x: [
         torch.dot(x.flatten(), x.flatten() * 2),
@@ -104,6 +103,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
         (x * 10).long().mean(dtype=torch.float64),
         (x * 10).long().prod(1),
     ],
+    "count": lambda x: torch.linalg.vector_norm(x, ord=0, dim=(2, 3)),
     "float32": lambda x: (x > 0).to(torch.float32).sum(dtype=torch.float64),
 }
 

@@ -11,7 +11,7 @@ from deepinv.optim import ADMM, DPIR, DRS, FISTA, GD, HQS, MD, PDCP, PGD, PMD, B
 from deepinv.optim.data_fidelity import L2
 from deepinv.optim.optimizers import AndersonAccelerationConfig, BacktrackingConfig, DEQConfig
 from deepinv.optim.prior import RED, L1Prior, L12Prior, PnP, Prior, Tikhonov
-from deepinv.physics import Inpainting, LinearPhysics
+from deepinv.physics import Blur, Inpainting, LinearPhysics
 
 from shardinv import DistributedContext, distribute
 from shardinv.tensor import LayoutError, ShardedTensor, sharded_factories
@@ -19,6 +19,7 @@ from tests.harness import WORLD_SIZES, WorkerPool, assert_every_rank_raised
 from tests.tensor.algorithms import (
     LAYOUTS,
     Case,
+    Convolutional,
     Differences,
     Mixing,
     Pixelwise,
@@ -350,6 +351,55 @@ def run_gradients(ctx: DistributedContext, mesh: Any, shape: tuple[int, ...]) ->
 @pytest.mark.parametrize(("world_size", "mesh", "shape"), LAYOUTS)
 def test_gradients(pool: WorkerPool, world_size: int, mesh: Any, shape: Any) -> None:
     pool.run(run_gradients, mesh, shape, world_size=world_size)
+
+
+# -- with distributed blocks ------------------------------------------------------------------------
+
+
+def with_blocks(ctx: DistributedContext, make: Callable[..., BaseOptim], **options: Any) -> Case:
+    """A blur by space, a denoiser on tiles, a fidelity: all distributed, and the solver too."""
+    network = Convolutional().double()
+
+    def run(x: torch.Tensor, mask: torch.Tensor) -> Any:
+        generator = torch.Generator().manual_seed(2)
+        kernel = torch.rand(1, 1, 3, 5, generator=generator, dtype=torch.float64)
+        physics: Any = Blur(filter=kernel / kernel.sum(), padding="reflect", max_iter=4)
+        fidelity: Any = L2(sigma=0.8)
+        prior: Any = PnP(network)
+        given = {"stepsize": 0.5, "g_param": 0.1, "max_iter": 3, "early_stop": False, **options}
+        if isinstance(x, ShardedTensor):
+            physics, fidelity = distribute(physics, ctx), distribute(fidelity, ctx)
+            prior = distribute(prior, ctx, patch_size=8, overlap=2)
+            model = distribute(make(data_fidelity=fidelity, prior=prior, **given), ctx)
+        else:
+            model = make(data_fidelity=fidelity, prior=prior, **given)
+        return model(physics.A(x), physics, x_gt=x, compute_metrics=True)
+
+    return run
+
+
+def run_with_blocks(ctx: DistributedContext, mesh: Any) -> None:
+    def measured(y: torch.Tensor, physics: Any) -> Any:
+        return {"est": (physics.A_adjoint(y), physics.A_adjoint(y), torch.zeros_like(y))}
+
+    cases = {
+        "PGD": with_blocks(ctx, PGD),
+        "FISTA": with_blocks(ctx, FISTA),
+        "HQS": with_blocks(ctx, HQS),
+        "DRS": with_blocks(ctx, DRS, beta=0.8),
+        "PDCP": with_blocks(ctx, PDCP, stepsize_dual=0.5, custom_init=measured),
+        "PGD, accelerated": with_blocks(ctx, PGD, anderson_acceleration=True),
+    }
+    # A denoiser's halo of two rows and its stride, and weights that are broadcast once.
+    compare(
+        ctx, cases, mesh, (2, 3, 16, 12), rtol=1e-7, numbers=1024, halo=8 * 2 * 3 * 24 * 8,
+        setting_up=frozenset({"broadcast"}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("world_size", "mesh"), [(1, None), (2, (1, 2)), (3, None), (4, (2, 2))])
+def test_with_distributed_blocks(pool: WorkerPool, world_size: int, mesh: Any) -> None:
+    pool.run(run_with_blocks, mesh, world_size=world_size)
 
 
 # -- what is sent ----------------------------------------------------------------------------------

@@ -120,7 +120,8 @@ def test_a_few_steps_of_training(pool: WorkerPool, world_size: int) -> None:
 
 
 def not_unfolded(ctx: DistributedContext) -> None:
-    distribute(PGD(data_fidelity=L2(), prior=PnP(Smooth()), max_iter=2), ctx)
+    model = PGD(data_fidelity=L2(), prior=PnP(Smooth()), max_iter=2)
+    distribute(model, ctx, type_object="module")
 
 
 def no_solver(ctx: DistributedContext) -> None:

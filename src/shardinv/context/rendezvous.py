@@ -9,6 +9,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from shardinv.context.environment import Launch
+from shardinv.context.interfaces import prefer_reachable_interface
 
 _stores: dict[tuple[str, int, int, int], tuple[Store, int]] = {}
 
@@ -36,9 +37,14 @@ def meeting_store(launch: Launch, timeout: timedelta) -> Store:
     place = (launch.master_addr, launch.master_port, launch.rank, launch.world_size)
     if place not in _stores:
         store, _, _ = next(rendezvous("env://", launch.rank, launch.world_size, timeout=timeout))
+        attempt_store = PrefixStore(f"shardinv/attempt/{_attempt()}", store)
+        prefer_reachable_interface(attempt_store, launch, timeout)
         _stores[place] = (store, 0)
     store, number = _stores[place]
     _stores[place] = (store, number + 1)
     store.set_timeout(timeout)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"shardinv/attempt/{attempt}/group/{number}", store)
+    return PrefixStore(f"shardinv/attempt/{_attempt()}/group/{number}", store)
+
+
+def _attempt() -> str:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -29,7 +29,15 @@ from shardinv.exchange import (
     gather_boxes,
 )
 from shardinv.geometry import Box, Partition, Tile
-from shardinv.tensor import LayoutError, ShardedTensor, Sharding, deliver, fetch_tied, realign
+from shardinv.tensor import (
+    LayoutError,
+    ShardedTensor,
+    Sharding,
+    begin_boxes,
+    deliver,
+    fetch_tied,
+    realign,
+)
 
 
 class DistributedProcessing(Denoiser):
@@ -164,6 +172,9 @@ class DistributedProcessing(Denoiser):
             )
             if sharding is not None:
                 pieces = [core for core, _ in outputs]
+                for source in (image, *args, *kwargs.values()):
+                    if isinstance(source, FetchedBoxes):
+                        source.finish()  # also on a rank that needed nothing of it
                 result = self._result_spec(spec, args, kwargs, pieces[0] if pieces else None)
                 lead = TensorSpec(result.shape[:2], result.dtype)
                 return deliver(
@@ -216,10 +227,14 @@ class DistributedProcessing(Denoiser):
                         f"{x.sharding.shape} px"
                     )
                 leaf = realign(leaf, x.sharding)
-                fetched, tied = fetch_tied(leaf, schedule.fetched)
-                token = token + tied
+                fetched: Any
+                if torch.is_grad_enabled() and leaf.requires_grad:
+                    fetched, tied = fetch_tied(leaf, schedule.fetched)
+                    token = token + tied
+                else:
+                    fetched = begin_boxes(leaf, schedule.fetched)
                 leaves[place] = FetchedBoxes(
-                    [leaf.to_local(), *fetched], [leaf.box, *schedule.fetched[self.ctx.rank]]
+                    leaf.to_local(), leaf.box, fetched, schedule.fetched[self.ctx.rank]
                 )
             elif isinstance(leaf, torch.Tensor):
                 leaves[place] = next(rest)

@@ -180,11 +180,13 @@ class Schedule:
             held = [[(tile.core & box).size for box in partition.boxes] for tile in grid.tiles]
             hands = deal_near(grid.costs, held)
         batches: list[tuple[Tile, ...]] = []
-        for tiles in _by_shape(grid, hands[rank]):
+        boxes = partition.boxes if partition is not None else (None,) * ranks
+        for tiles in _in_turn(grid, hands[rank], boxes[rank]):
             most = options.batch_size(tiles[0].window, device)
             batches += [tuple(tiles[k : k + most]) for k in range(0, len(tiles), most)]
         layout = tuple(
-            tuple(tile.core for tiles in _by_shape(grid, hand) for tile in tiles) for hand in hands
+            tuple(tile.core for tiles in _in_turn(grid, hand, box) for tile in tiles)
+            for hand, box in zip(hands, boxes, strict=True)
         )
         fetched: Layout = ((),) * ranks
         if partition is not None:
@@ -230,12 +232,17 @@ class Schedule:
         return "\n".join(lines)
 
 
-def _by_shape(grid: TileGrid, hand: Sequence[int]) -> list[list[Tile]]:
-    """A rank's tiles in the order in which it computes them: those of one shape together."""
-    groups: dict[tuple[int, ...], list[Tile]] = {}
+def _in_turn(grid: TileGrid, hand: Sequence[int], box: Box | None) -> list[list[Tile]]:
+    """A rank's tiles in the order in which it computes them: those of one shape together.
+
+    Those that need nothing but the rank's own box come first: meanwhile the halo is on its way.
+    """
+    groups: dict[tuple[bool, tuple[int, ...]], list[Tile]] = {}
     for index in hand:
-        groups.setdefault(grid.tiles[index].window.shape, []).append(grid.tiles[index])
-    return list(groups.values())
+        tile = grid.tiles[index]
+        waits = box is not None and tile.window not in box
+        groups.setdefault((waits, tile.window.shape), []).append(tile)
+    return [tiles for (_, _), tiles in sorted(groups.items(), key=lambda group: group[0][0])]
 
 
 def _times(shape: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from shardinv.exchange import crop
+from shardinv.exchange import Move, crop
 from shardinv.geometry import Box
 
 
@@ -31,31 +31,53 @@ class WholeImage:
         return crop(self.image, window)
 
 
-@dataclass(frozen=True)
 class FetchedBoxes:
-    """The windows of a sharded image, put together from boxes of it that are at hand.
+    """The windows of a sharded image: of this rank's box, and of boxes that are fetched around it.
 
     Parameters
     ----------
-    pieces
-        The pixels, ``(B, C, *box.shape)`` each.
+    local
+        This rank's pixels, ``(B, C, *box.shape)``.
+    box
+        Which they are.
+    fetched
+        The other boxes' pixels, or the move that brings them. It is waited for when a window first
+        needs it: windows within this rank's box are at hand before.
     boxes
-        Which they are. A window lies in one of them, or in several that share no pixel.
+        Which they are. A window lies in one box, or in several that share no pixel.
     """
 
-    pieces: Sequence[torch.Tensor]
-    boxes: Sequence[Box]
+    def __init__(
+        self,
+        local: torch.Tensor,
+        box: Box,
+        fetched: Sequence[torch.Tensor] | Move,
+        boxes: Sequence[Box],
+    ) -> None:
+        self.local = local
+        self.box = box
+        self._fetched = fetched
+        self._boxes = boxes
 
     def view(self, window: Box) -> torch.Tensor:
         """The pixels of a window: a view of one box where that holds it, else a copy."""
+        if window in self.box:
+            return crop(self.local, window, self.box)
         met = []
-        for piece, box in zip(self.pieces, self.boxes, strict=True):
+        own, others = (self.local, self.box), zip(self.finish(), self._boxes, strict=True)
+        for piece, box in (own, *others):
             if window in box:
                 return crop(piece, window, box)
             meet = window & box
             if not meet.is_empty:
                 met.append((meet, crop(piece, meet, box)))
         return _joined(met, window, 0)
+
+    def finish(self) -> Sequence[torch.Tensor]:
+        """Wait for the boxes around this rank's; every rank must, sooner or later."""
+        if isinstance(self._fetched, Move):
+            self._fetched = self._fetched.finish()
+        return self._fetched
 
 
 def _joined(parts: list[tuple[Box, torch.Tensor]], window: Box, axis: int) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Messages between ranks: the only place in the package that calls a collective or a send.
 
-``communicator`` knows the group, ``collectives`` and ``moving`` move bytes and book them in the ledger,
-``verbs`` makes the same operations differentiable, ``agreement`` compares small facts between
-ranks. What to send to whom is worked out in :mod:`shardinv.geometry`; why, in the blocks above.
+``communicator`` knows the group, ``collectives`` and ``moving`` send bytes and book them in the
+ledger, ``verbs`` makes the same operations differentiable, ``agreement`` compares small facts
+between ranks. What to send to whom is worked out in :mod:`shardinv.geometry`; why, in the blocks
+above.
 """
 
 from shardinv.exchange.agreement import FirstUse, agree, publish

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -363,7 +364,8 @@ class Move:
 
 def _region(tensor: torch.Tensor, index: tuple[int, ...], box: Box, origin: Box) -> torch.Tensor:
     """The pixels of a box, for one index of the lead axes or for all, as a view."""
-    return tensor[(*index, Ellipsis, *box.slices(origin))]
+    key: tuple[Any, ...] = (*index, Ellipsis, *box.slices(origin))
+    return tensor[key]
 
 
 def _put(values: torch.Tensor, region: torch.Tensor, add: bool) -> None:

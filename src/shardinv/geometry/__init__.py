@@ -8,6 +8,7 @@ everywhere.
 from shardinv.geometry.box import Box
 from shardinv.geometry.deal import deal, deal_near, imbalance
 from shardinv.geometry.partition import Partition, balanced_cuts, choose_mesh
+from shardinv.geometry.placing import place_ranks
 from shardinv.geometry.tiles import Tile, TileGrid
 from shardinv.geometry.transfers import Layout, Plan, Transfer, plan_transfers
 
@@ -24,5 +25,6 @@ __all__ = [
     "deal",
     "deal_near",
     "imbalance",
+    "place_ranks",
     "plan_transfers",
 ]

@@ -12,7 +12,15 @@ from shardinv.tensor.registry import rule
 from shardinv.tensor.rules.random import CounterRandom
 from shardinv.tensor.sharded import ShardedTensor
 from shardinv.tensor.sharding import Sharding
-from shardinv.tensor.transfer import deliver, fetch_boxes, fetch_tied, gather, realign, scatter
+from shardinv.tensor.transfer import (
+    begin_boxes,
+    deliver,
+    fetch_boxes,
+    fetch_tied,
+    gather,
+    realign,
+    scatter,
+)
 
 __all__ = [
     "CounterRandom",
@@ -20,6 +28,7 @@ __all__ = [
     "ShardedTensor",
     "Sharding",
     "UnsupportedOperation",
+    "begin_boxes",
     "deliver",
     "fetch_boxes",
     "fetch_tied",

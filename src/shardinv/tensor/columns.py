@@ -41,8 +41,7 @@ class Columns(torch.Tensor):
     @staticmethod
     def __new__(cls, rows: ShardedTensor) -> Columns:  # noqa: D102
         shape = (*rows.shape[:-2], rows.shape[-1], rows.shape[-2])
-        # mypy: the maker of wrappers is not in torch's type stubs.
-        result: Columns = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        result: Columns = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=rows.dtype, device=rows.device, requires_grad=False
         )
         result.rows = rows
@@ -64,12 +63,12 @@ class Columns(torch.Tensor):
         return apply_rule(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
         raise refusal(func)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Columns({self.rows!r})"
 
 

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 
 import torch
 
-from shardinv.exchange import Communicator, TensorSpec, assemble, cut_boxes, fetch
+from shardinv.exchange import (
+    Communicator,
+    Move,
+    TensorSpec,
+    assemble,
+    begin_fetch,
+    cut_boxes,
+    fetch,
+)
 from shardinv.geometry import Layout, plan_transfers
 from shardinv.tensor.errors import LayoutError
 from shardinv.tensor.sharded import ShardedTensor
@@ -119,6 +127,25 @@ def fetch_tied(
     plan = plan_transfers(x.sharding.layout, targets, periods)
     spec = TensorSpec(tuple(lead), x.dtype)
     return fetch(x.sharding.comm, [local], plan, spec, _token(x), operation)
+
+
+def begin_boxes(x: ShardedTensor, targets: Layout, *, operation: str = "halo") -> Move:
+    """Begin to fetch boxes where no gradient is asked for, to work while messages travel.
+
+    Parameters
+    ----------
+    x, targets, operation
+        As for :func:`fetch_boxes`. The local part must not be written to before the end.
+
+    Returns
+    -------
+    Move
+        ``finish()`` returns this rank's boxes. Every rank must call it.
+    """
+    local = _spatial_last(x)
+    spec = TensorSpec(tuple(local.shape[: local.ndim - x.sharding.ndim]), x.dtype)
+    plan = plan_transfers(x.sharding.layout, targets)
+    return begin_fetch(x.sharding.comm, [local], plan, spec, operation)
 
 
 def deliver(

@@ -94,7 +94,19 @@ def blur_fft(operator: Any) -> LocalConvolution:
     )
 
 
-@register_local_form(Downsampling)
+def _small_downsampling(operator: Any, shape: tuple[int, ...]) -> Physics:
+    # DeepInverse's works out Fourier coefficients of its image size in every call: at 4096² that
+    # would cost each rank seconds, and whole complex images.
+    return Downsampling(
+        img_size=shape,
+        filter=operator.filter,
+        factor=operator.factor,
+        padding=operator.padding,
+        device="cpu" if operator.filter is None else operator.filter.device,
+    )
+
+
+@register_local_form(Downsampling, twin=_small_downsampling)
 def downsampling(operator: Any) -> LocalConvolution:
     """Any filter, factor and padding. The pixels that are not kept are not computed."""
     return _downsampling(operator, None if operator.imsize is None else operator.imsize[-2:])

@@ -43,7 +43,10 @@ celu elu elu_ gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu leaky_re
 relu relu_ relu6 selu sigmoid silu softplus softshrink softsign tanh tanhshrink threshold
 celu_ selu_ hardtanh_ threshold_
 """
-_SPECIAL = "digamma entr i1e log_ndtr psi round erf erfc erfinv expit exp2 expm1 gammaln i0 i0e i1 log1p logit ndtr ndtri sinc xlogy"
+_SPECIAL = """
+digamma entr i1e log_ndtr psi round erf erfc erfinv expit exp2 expm1 gammaln i0 i0e i1 log1p logit
+ ndtr ndtri sinc xlogy
+"""
 
 _in_place = set(named(_IN_PLACE, torch, torch.Tensor))
 _in_place.update(named((f"{name}_" for name in _BOTH.split()), torch, torch.Tensor))
