@@ -1,7 +1,7 @@
 """A problem that doesn't fit in memory where every rank holds it, and fits where it is sharded.
 
-Both runs get the same limit from the kernel: so many bytes of data more than libraries and operators
-take, which is what ``ulimit -d`` counts.
+Both runs get the same limit from the kernel, the one of ``ulimit -d``: so many bytes more than what
+libraries and operators take.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.harness import LaunchResult, launch_script
 RANKS = 4
 SIDE = 2048
 IMAGE = 3 * SIDE * SIDE * 4
-ALLOWED = 2 * IMAGE
-"""An iteration on replicated images needs the iterate, its gradient and the denoiser's result."""
+ALLOWED = 7 * IMAGE // 2
+"""About half way between the two: 119 MB and 285 MB were seen above what is there before."""
 
 PROGRAM = """
 import resource
@@ -111,12 +111,11 @@ def test_sharded_fits_in_memory_that_is_too_little_for_replicated() -> None:
     sharded = run("sharded").check()
     for rank, out in enumerate(sharded.stdouts):
         assert f"rank {rank} solved it" in out
-        assert f"rank {rank} error" in out and "right True" in out, out
+        assert f"rank {rank} error" in out
+        assert "right True" in out, out
     replicated = run("replicated")
     assert all(code != 0 for code in replicated.returncodes), replicated.returncodes
-    for rank, (out, err) in enumerate(
-        zip(replicated.stdouts, replicated.stderrs, strict=True)
-    ):
+    for rank, (out, err) in enumerate(zip(replicated.stdouts, replicated.stderrs, strict=True)):
         assert "solved it" not in out
         # Each rank says so, its own words or those of the one that ran out first.
         assert "can't allocate memory" in err or "Cannot allocate memory" in err, (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardinv.io import atomic_file, write_json
+from shardinv.io.atomic import atomic_folder
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -59,3 +60,22 @@ def test_a_folder_that_may_not_be_written_to(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="denied"), atomic_file(tmp_path / "x"):
         pass
+
+
+def test_a_folder_is_replaced_or_left(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    for text in ("first", "second"):
+        with atomic_folder(path) as temporary:
+            assert temporary.suffix == ".zarr"
+            (temporary / "part").write_text(text)
+        assert (path / "part").read_text() == text
+
+    def fail() -> None:
+        with atomic_folder(path) as temporary:
+            (temporary / "part").write_text("half")
+            raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        fail()
+    assert (path / "part").read_text() == "second"
+    assert list(tmp_path.iterdir()) == [path]

@@ -114,7 +114,7 @@ def work(ctx: DistributedContext) -> None:
         x = torch.randn(2, 3, *spatial, dtype=torch.float64)
         n = len(spatial)
         for name, function in {**ALL, **REAL, **PLAIN}.items():
-            if n == 3 and name not in ("truths", "numbers"):
+            if n == 3 and name != "numbers":
 
                 def function(x: torch.Tensor) -> Any:
                     return x.sum() + x.amax() * x.norm() + x.var()

@@ -353,7 +353,7 @@ def test_gradients(pool: WorkerPool, world_size: int, mesh: Any, shape: Any) -> 
     pool.run(run_gradients, mesh, shape, world_size=world_size)
 
 
-# -- with distributed blocks ------------------------------------------------------------------------
+# -- with distributed blocks -----------------------------------------------------------------------
 
 
 def with_blocks(ctx: DistributedContext, make: Callable[..., BaseOptim], **options: Any) -> Case:
