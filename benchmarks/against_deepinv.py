@@ -6,18 +6,12 @@ so that a machine that slows down slows all of them. ``README.md`` here says wha
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
-import platform
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -29,13 +23,14 @@ from rich.progress import Progress
 from rich.table import Table
 from typer import Option
 
-from benchmarks.case import OURS, PEER, PLAIN, Case, Run, Tiling
+from benchmarks.case import LAYOUTS, PEER, PLAIN, Case, Run, Tiling
+from benchmarks.processes import machine, run_ranks
 from shardinv.io import write_json
 
-ROOT = Path(__file__).parents[1]
 NETWORKS = ["ffdnet"]
 SIZES = [512, 1024]
 RANKS = [1, 2]
+NAMES = list(LAYOUTS)
 TILINGS = ["256/64", "256/32", "128/24", "448/32"]
 
 
@@ -112,51 +107,15 @@ def run_once(run: Run, folder: Path, timeout: float) -> list[dict[str, Any]] | s
     folder.mkdir()
     (folder / "run.pickle").write_bytes(pickle.dumps(run))
     ranks = 1 if run.system == PLAIN else run.case.ranks
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        environment.pop(name, None)
-    port = _free_port()
-    processes = []
-    for rank in range(ranks):
-        own = dict(environment)
-        if ranks > 1:
-            own |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-            own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        with (folder / f"log{rank}.txt").open("wb") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.measured", str(folder)],
-                    cwd=ROOT, env=own, stdout=log, stderr=log,
-                )
-            )  # fmt: skip
-    try:
-        for process in processes:
-            process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return f"no result in {timeout:.0f} s"
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for rank, process in enumerate(processes):
-        if process.returncode:
-            lines = (folder / f"log{rank}.txt").read_text(errors="replace").strip().splitlines()
-            return lines[-1] if lines else f"rank {rank} ended with {process.returncode}"
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return run_ranks("benchmarks.measured", folder, ranks, timeout)
 
 
 def schedule(
-    cases: list[Case], repeats: int, iterations: int, warm_up: int
+    cases: list[Case], ours: list[str], repeats: int, iterations: int, warm_up: int
 ) -> Iterator[tuple[Case, Run]]:
-    """All measurements in order. Of two systems that are compared, each goes first in turn."""
+    """All measurements in order. Of systems that are compared, the first and last change places."""
     for case in cases:
-        systems = [PLAIN] if case.tiling is None else [PEER, OURS]
+        systems = [PLAIN] if case.tiling is None else [PEER, *ours]
         for repeat in range(repeats):
             for system in systems if repeat % 2 == 0 else reversed(systems):
                 yield case, Run(system, case, iterations, warm_up)
@@ -218,7 +177,8 @@ def rows_of(outcomes: dict[tuple[Case, str], Outcome]) -> list[dict[str, Any]]:
             **outcome.summary(None if system == PLAIN else iterates.get((case.network, case.size))),
         }
         peer = outcomes.get((case, PEER))
-        if system == OURS and peer is not None and peer.seconds and outcome.seconds:
+        ours = system in LAYOUTS.values()
+        if ours and peer is not None and peer.seconds and outcome.seconds:
             row["peer_over_ours"] = median(peer.seconds) / median(outcome.seconds)
         rows.append(row)
     return rows
@@ -230,22 +190,27 @@ def verdict(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         key = (row["network"], row["size"], row["ranks"], row["tiles"])
         pairs.setdefault(key, {})[row["system"]] = row
-    whole = [p for p in pairs.values() if PEER in p and OURS in p and "failure" not in p[OURS]]
-    both = [p for p in whole if "failure" not in p[PEER]]
     lines = []
-    for name, measure in (
-        ("faster", "seconds_per_iteration"),
-        ("lighter (peak above set-up)", "memory_above_set_up_bytes"),
-    ):
-        better = [p for p in both if p[OURS][measure] < p[PEER][measure]]
-        worse = [p[OURS] for p in both if p[OURS][measure] >= p[PEER][measure]]
-        lines.append(f"shardinv is {name} at {len(better)} of {len(both)} settings")
-        lines += [
-            f"  not at {row['network']} {row['size']}², {row['tiles']}, {row['ranks']} ranks"
-            for row in worse
-        ]
-    if len(both) < len(whole):
-        lines.append(f"deepinv.distributed failed at {len(whole) - len(both)} more settings")
+    for ours in LAYOUTS.values():
+        whole = [p for p in pairs.values() if PEER in p and ours in p and "failure" not in p[ours]]
+        both = [p for p in whole if "failure" not in p[PEER]]
+        if not whole:
+            continue
+        for name, measure in (
+            ("faster", "seconds_per_iteration"),
+            ("lighter (peak above set-up)", "memory_above_set_up_bytes"),
+        ):
+            better = [p for p in both if p[ours][measure] < p[PEER][measure]]
+            worse = [p[ours] for p in both if p[ours][measure] >= p[PEER][measure]]
+            lines.append(f"{ours} is {name} at {len(better)} of {len(both)} settings")
+            lines += [
+                f"  not at {row['network']} {row['size']}², {row['tiles']}, {row['ranks']} ranks"
+                for row in worse
+            ]
+        if len(both) < len(whole):
+            lines.append(
+                f"deepinv.distributed failed at {len(whole) - len(both)} settings more than {ours}"
+            )
     return lines
 
 
@@ -254,6 +219,7 @@ def main(
     size: Annotated[list[int], Option(help="side of the image in pixels")] = SIZES,
     tiling: Annotated[list[str], Option(help="PATCH/OVERLAP or PATCH/OVERLAPxBATCH")] = TILINGS,
     ranks: Annotated[list[int], Option(help="numbers of processes")] = RANKS,
+    layouts: Annotated[list[str], Option(help="of shardinv: replicated, sharded")] = NAMES,
     iterations: Annotated[int, Option(help="timed iterations a run")] = 3,
     warm_up: Annotated[int, Option(help="iterations before those")] = 1,
     repeats: Annotated[int, Option(help="runs of each, each in fresh processes")] = 2,
@@ -276,9 +242,13 @@ def main(
     unknown = sorted(set(network) - {"ffdnet", "drunet"})
     if unknown:
         raise typer.BadParameter(f"--network is ffdnet or drunet, got {', '.join(unknown)}")
+    strange = sorted(set(layouts) - set(LAYOUTS))
+    if strange:
+        raise typer.BadParameter(f"--layouts is replicated or sharded, got {', '.join(strange)}")
+    ours = [system for name, system in LAYOUTS.items() if name in layouts]
     problems = [(n, s) for n in network for s in size]
     cases = [Case(n, s, r, t) for n, s in problems for r in ranks for t in (None, *tilings)]
-    runs = list(schedule(cases, repeats, iterations, warm_up))
+    runs = list(schedule(cases, ours, repeats, iterations, warm_up))
     outcomes: dict[tuple[Case, str], Outcome] = {}
     rows: list[dict[str, Any]] = []
     options = {
@@ -287,12 +257,7 @@ def main(
         "repeats": repeats,
         "threads_per_rank": 1,
     }
-    machine = {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("shardinv", "deepinv", "torch")},
-    }
+    told = machine()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name, Progress(console=console) as bar:
         folder = Path(name)
         save_networks(folder, network)
@@ -310,7 +275,7 @@ def main(
                 outcome.iterate = torch.load(own / "iterate.pt")
             # After each run, so that what a stopped benchmark has measured isn't lost.
             rows = rows_of(outcomes)
-            write_json(output, {"machine": machine, "options": options, "rows": rows})
+            write_json(output, {"machine": told, "options": options, "rows": rows})
             bar.advance(task)
     title = f"plug-and-play with 8 operators, {repeats} × {iterations} iterations"
     console.print(table_of(rows, title))
@@ -321,13 +286,6 @@ def main(
     for line in verdict(rows):
         console.print(line, highlight=False)
     console.print(f"written to {output}", highlight=False)
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OURS, PEER, PLAIN = "shardinv", "deepinv.distributed", "deepinv"
+SHARDED = "shardinv sharded"
+LAYOUTS = {"replicated": OURS, "sharded": SHARDED}
 
 
 @dataclass(frozen=True)

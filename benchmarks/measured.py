@@ -1,8 +1,8 @@
 """One rank of one measurement, in a process of its own; started by ``against_deepinv``.
 
-The same lines run shardinv, ``deepinv.distributed`` and undistributed DeepInverse: a plug-and-play
-iteration of eight operators and a denoiser on a colour image. The time, memory and bytes of its
-iterations go to a file.
+The same lines run shardinv on replicated and on sharded images, ``deepinv.distributed`` and
+undistributed DeepInverse: a plug-and-play iteration of eight operators and a denoiser on a colour
+image. The time, memory and bytes of its iterations go to a file.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.case import OURS, PLAIN, Run
+from benchmarks.case import OURS, PLAIN, SHARDED, Run
 from benchmarks.counters import loopback_bytes, memory, restart_peak
+from benchmarks.scene import scene
 
 OPERATORS, SIGMA, STEP = 8, 0.03, 0.1
 
@@ -45,7 +46,7 @@ def build(run: Run, network: Any) -> tuple[Any, Any, Any, Any]:
         torch.set_num_threads(case.ranks)
         operators = [operator(index, "cpu", kwargs) for index in range(OPERATORS)]
         return None, StackedLinearPhysics(operators), L2(), network
-    library = importlib.import_module(system)
+    library = importlib.import_module("shardinv" if system == SHARDED else system)
     tiling = case.tiling
     assert tiling is not None
     ctx = library.DistributedContext(device_mode="cpu", seed=0, seed_offset=False)
@@ -56,6 +57,7 @@ def build(run: Run, network: Any) -> tuple[Any, Any, Any, Any]:
         type_object="linear_physics",
         num_operators=OPERATORS,
         factory_kwargs=kwargs,
+        **({"strategy": "space"} if system == SHARDED else {}),
     )
     fidelity = library.distribute(L2(), ctx)
     denoiser = library.distribute(
@@ -73,8 +75,10 @@ def measure(run: Run, network: Any) -> tuple[dict[str, Any], torch.Tensor]:
     """Run the iterations; returns what was counted, and the last iterate."""
     system, size = run.system, run.case.size
     ctx, physics, fidelity, denoiser = build(run, network)
-    truth = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(1))
-    truth = torch.nn.functional.avg_pool2d(truth, 9, stride=1, padding=4)
+    if system == SHARDED:
+        truth = ctx.from_function((1, 3, size, size), lambda box: scene(box.start, box.stop))
+    else:
+        truth = scene((0, 0), (size, size))
     y = physics.A(truth)
     x = physics.A_adjoint(y) / OPERATORS * 4
     del truth
@@ -91,7 +95,7 @@ def measure(run: Run, network: Any) -> tuple[dict[str, Any], torch.Tensor]:
     for _ in range(run.warm_up):
         x = iterate(x)
     meet()
-    if system == OURS:
+    if system in (OURS, SHARDED):
         ctx.ledger.reset()
     seconds, sent = [], loopback_bytes()
     meet()
@@ -101,7 +105,7 @@ def measure(run: Run, network: Any) -> tuple[dict[str, Any], torch.Tensor]:
         x = iterate(x)
         seconds.append(time.perf_counter() - started)
     processor = time.process_time() - processor
-    booked = ctx.ledger.bytes_sent if system == OURS else None
+    booked = ctx.ledger.bytes_sent if system in (OURS, SHARDED) else None
     meet()
     sent = loopback_bytes() - sent
     counted = {
@@ -112,6 +116,8 @@ def measure(run: Run, network: Any) -> tuple[dict[str, Any], torch.Tensor]:
         "memory_peak_bytes": memory("VmHWM"),
         "memory_before_bytes": before,
     }
+    if system == SHARDED:
+        x = ctx.gather(x)  # to be compared; nothing is counted any more
     if ctx is not None:
         ctx.__exit__(None, None, None)
     return counted, x

@@ -1,4 +1,4 @@
-"""The programs that ``test_ending`` and ``test_two_hosts`` start: each rank a process of its own."""
+"""The programs that ``test_ending`` and ``test_two_hosts`` start, a process for each rank."""
 
 from __future__ import annotations
 

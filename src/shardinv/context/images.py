@@ -9,8 +9,15 @@ from math import prod
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardinv.exchange import Communicator, DisagreementError, FirstUse, TensorSpec, publish
-from shardinv.geometry import Box, Partition, choose_mesh
+from shardinv.exchange import (
+    Communicator,
+    DisagreementError,
+    FirstUse,
+    TensorSpec,
+    host_of_ranks,
+    publish,
+)
+from shardinv.geometry import Box, Partition, choose_mesh, place_ranks
 from shardinv.tensor import LayoutError, ShardedTensor, Sharding, gather, scatter
 
 Mesh = int | Sequence[int] | DeviceMesh | None
@@ -35,7 +42,8 @@ class ImageLayouts:
         mesh
             Parts along each spatial axis, whose product is the number of ranks; one number cuts
             the first axis only. A ``DeviceMesh`` of as many axes, or fewer, says which rank gets
-            which cell too. None chooses near-square boxes, whose borders are short.
+            which cell too. None chooses near-square boxes, whose borders are short. Ranks of one
+            host get cells that lie together.
         align
             Boxes start at multiples of this: one number, or one for each axis.
 
@@ -45,25 +53,23 @@ class ImageLayouts:
             If the mesh has not as many cells as there are ranks, or more axes than the image.
         """
         spatial = tuple(int(n) for n in spatial)
-        parts, order = self._cells(spatial, mesh)
+        parts, order = self._cells(spatial, mesh, host_of_ranks(self.comm))
         aligns = (align,) * len(spatial) if isinstance(align, int) else tuple(align)
         key = (spatial, parts, order, aligns)
         known: dict[object, Sharding] = self.__dict__.setdefault("_shardings", {})
         if key not in known:
-            partition = Partition.split(spatial, parts, aligns)
-            if order is not None:
-                boxes = [partition.boxes[order.index(rank)] for rank in range(self.comm.size)]
-                partition = Partition(spatial, tuple(boxes))
+            partition = Partition.split(spatial, parts, aligns, order)
             known[key] = Sharding(self.comm, partition, parts, order)
         return known[key]
 
     def _cells(
-        self, spatial: tuple[int, ...], mesh: Mesh
+        self, spatial: tuple[int, ...], mesh: Mesh, hosts: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """The mesh, and the rank of each cell where they are not in order."""
         size = self.comm.size
         order: tuple[int, ...] | None = None
         if mesh is None:
-            parts: tuple[int, ...] = choose_mesh(spatial, size)
+            parts: tuple[int, ...] = choose_mesh(spatial, size, hosts=hosts)
         elif isinstance(mesh, DeviceMesh):
             parts = tuple(mesh.shape)
             peers = {self.comm.peer(rank): rank for rank in range(size)}
@@ -86,6 +92,8 @@ class ImageLayouts:
                 f"the mesh {parts} has {prod(parts)} cells, there are {size} ranks: give a mesh "
                 "with a cell for each"
             )
+        if order is None:
+            order = place_ranks(parts, hosts, spatial)
         return parts, None if order == tuple(range(size)) else order
 
     def shard(
@@ -257,7 +265,8 @@ class ImageLayouts:
         box_shape = tuple(local.shape[2:])
         if local.ndim < 3:
             raise ValueError(f"a box (B, C, *spatial) is needed, got shape {tuple(local.shape)}")
-        parts, order = self._cells(box_shape, mesh if mesh is not None else size)
+        one_host = (0,) * size  # the boxes lie as the caller says, wherever the ranks are
+        parts, order = self._cells(box_shape, mesh if mesh is not None else size, one_host)
         told = publish(
             self.comm, "the boxes of an image", (TensorSpec.of(local), bool(local.requires_grad))
         )

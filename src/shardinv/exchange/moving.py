@@ -307,8 +307,10 @@ class Move:
 
     def _may_travel(self, region: torch.Tensor) -> bool:
         """Whether a message can go from, or to, where the pixels lie."""
+        # A single number may have any stride (that of an expanded gradient, 0) and be contiguous.
         return (
-            region.is_contiguous()
+            region.numel() > 1
+            and region.is_contiguous()
             and region.device == self._comm.wire
             and region.dtype == self._dtype
             and not region.is_conj()

@@ -20,7 +20,7 @@ from shardinv.physics.noise import rank_zero_random
 from shardinv.physics.operators import DealtOperators
 from shardinv.physics.packing import Packing
 from shardinv.physics.stacked import DistributedStackedPhysics, Measurements, sharding_of
-from shardinv.tensor import LayoutError, ShardedTensor, Sharding
+from shardinv.tensor import LayoutError, ShardedTensor, Sharding, sharded_factories
 
 
 class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPhysics):
@@ -334,22 +334,24 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             forward = lambda x: packing.pack(self.A(x))  # noqa: E731
             adjoint = lambda v: self.A_adjoint(packing.unpack(v), layout=layout)  # noqa: E731
             right = packing.pack(full)
-        return least_squares(
-            forward,
-            adjoint,
-            right,
-            z=start,
-            init=start,
-            gamma=gamma,
-            AAT=self.A_A_adjoint,
-            ATA=self.A_adjoint_A,
-            parallel_dim=[0],
-            solver=self.solver,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            verbose=verbose and self.ctx.is_main,
-            **kwargs,
-        )
+        # Some solvers make tensors of a shape alone.
+        with sharded_factories():
+            return least_squares(
+                forward,
+                adjoint,
+                right,
+                z=start,
+                init=start,
+                gamma=gamma,
+                AAT=self.A_A_adjoint,
+                ATA=self.A_adjoint_A,
+                parallel_dim=[0],
+                solver=self.solver,
+                max_iter=self.max_iter,
+                tol=self.tol,
+                verbose=verbose and self.ctx.is_main,
+                **kwargs,
+            )
 
     def _sum_images_plainly(
         self,

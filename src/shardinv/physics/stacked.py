@@ -362,6 +362,8 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
             else:
                 partial = partial + part
                 owned_sum = True
+            # Or it would be in memory while the next one is made.
+            del part
         mine = TensorSpec.of(partial) if partial is not None else None
         told = self.first_use.facts("the shape of a sum over operators", key, mine)
         specs = [spec for spec in told if spec is not None]

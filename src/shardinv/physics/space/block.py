@@ -20,7 +20,14 @@ from shardinv.physics.noise import (
     rank_zero_random,
 )
 from shardinv.physics.space.program import Branch, LocalProgram
-from shardinv.tensor import LayoutError, ShardedTensor, Sharding, gather, scatter
+from shardinv.tensor import (
+    LayoutError,
+    ShardedTensor,
+    Sharding,
+    gather,
+    scatter,
+    sharded_factories,
+)
 
 
 class LocalBlock(TiedToRanks, LinearPhysics):
@@ -247,22 +254,24 @@ class LocalBlock(TiedToRanks, LinearPhysics):
         self.tol = tol if tol is not None else self.tol
         adjoint = functools.partial(self.A_adjoint, layout=layout)
         start = torch.zeros_like(adjoint(y)) if z is None else z
-        return least_squares(
-            self.A,
-            adjoint,
-            y,
-            z=start,
-            init=start,
-            gamma=gamma,
-            AAT=self.A_A_adjoint,
-            ATA=self.A_adjoint_A,
-            parallel_dim=[0],
-            solver=self.solver,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            verbose=verbose and self.ctx.is_main,
-            **kwargs,
-        )
+        # Some solvers make tensors of a shape alone.
+        with sharded_factories():
+            return least_squares(
+                self.A,
+                adjoint,
+                y,
+                z=start,
+                init=start,
+                gamma=gamma,
+                AAT=self.A_A_adjoint,
+                ATA=self.A_adjoint_A,
+                parallel_dim=[0],
+                solver=self.solver,
+                max_iter=self.max_iter,
+                tol=self.tol,
+                verbose=verbose and self.ctx.is_main,
+                **kwargs,
+            )
 
     # -- descriptions ----------------------------------------------------------------------------
 

@@ -124,6 +124,9 @@ class DistributedLocalPhysics(LocalBlock):
     ) -> torch.Tensor:
         """As for any operator; in one step where the operator is a mask."""
         mask = self._mask()
+        if not isinstance(gamma, torch.Tensor):
+            # In the measurement's precision, as DeepInverse has it; a plain number becomes float32.
+            gamma = torch.tensor(gamma, dtype=y.real.dtype, device=y.device)
         if mask is None:
             return super().prox_l2(z, y, gamma, *args, **kwargs)
         x = self.A_adjoint(y) if z is None else self.A_adjoint(y) + z / _spread(gamma, y.ndim)

@@ -441,6 +441,8 @@ def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
         else:
             total = total + part
             owned = True
+        # Or it would be in memory while the next one is made.
+        del part
     assert total is not None
     return total
 
