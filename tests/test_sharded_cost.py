@@ -159,7 +159,7 @@ def test_only_halos_are_sent_and_as_predicted(pool: WorkerPool) -> None:
     shares = []
     for side in (256, 512, 1024):
         # Operators share one halo: two send what eight do (see below), and are quicker.
-        some = {"operators": 2} if side > 500 else {}
+        some = {"operators": 2} if side > 256 else {}
         results = pool.run(iteration, side, 64, 8, some, world_size=RANKS, timeout=240)
         shares.append(check_iteration(results, f"{side}²"))
         # Tiles lie within the boxes: nothing but halos.
@@ -178,6 +178,7 @@ def test_as_predicted_where_tiles_cross_the_boxes(pool: WorkerPool, world_size: 
         assert any(found["booked"]["denoiser", "realign"] > 0 for found in results)
 
 
+@pytest.mark.slow
 def test_under_two_per_cent_of_an_image_of_4096(pool: WorkerPool) -> None:
     results = pool.run(iteration, 4096, 256, 32, {"operators": 2}, world_size=RANKS, timeout=240)
     share = check_iteration(results, "4096²")
@@ -222,7 +223,7 @@ def test_global_operators_send_a_gather_and_a_reduce_scatter(
 @torch.no_grad()
 def watched_loop(ctx: DistributedContext) -> dict[str, Any]:
     """Three iterations with what a user watches: change, cost, norm of the gradient."""
-    loop = Loop(ctx, 256, 64, 8)
+    loop = Loop(ctx, 256, 64, 8, operators=3)
     x = loop.step(loop.x)
     ctx.ledger.reset()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
