@@ -61,5 +61,6 @@ with DistributedContext(seed=0) as ctx, torch.no_grad():
     if ctx.is_main:
         print(f"\n{physics.describe()}\n\n{denoiser.describe()}")
         sent = ctx.ledger.bytes_sent / ITERATIONS
-        print(f"\nthis rank holds {x.box} of {SIZE} × {SIZE} px, sent {sent / 1e3:.1f} kB/iteration")
+        print(f"\nthis rank holds {x.box} of {SIZE} × {SIZE} px")
+        print(f"and sent {sent / 1e3:.1f} kB an iteration")
         print(f"PSNR {quality:.3f} dB, norm of the image {norm:.4f}")

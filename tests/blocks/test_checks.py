@@ -57,7 +57,10 @@ def disagreeing(ctx: DistributedContext, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        ("shape", r"rank 0: \(\(1, 1, 4\), torch.float32, replicated, False\); rank 1: \(\(1, 1, 5\)"),
+        (
+            "shape",
+            r"rank 0: \(\(1, 1, 4\), torch.float32, replicated, False\); rank 1: \(\(1, 1, 5\)",
+        ),
         ("type", "rank 1: .*torch.float64"),
         ("gradient", "rank 1: .*True"),
     ],

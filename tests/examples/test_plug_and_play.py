@@ -1,4 +1,4 @@
-"""The example gives the same result on one process and on two."""
+"""The examples give the same result on one process and on several."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import pytest
 
 from tests.harness.launch import launch_script
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "plug_and_play.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
-def test_same_result_on_one_process_and_two() -> None:
+@pytest.mark.parametrize(("name", "ranks"), [("plug_and_play", 2), ("sharded", 3)])
+def test_same_result_on_one_process_and_several(name: str, ranks: int) -> None:
     results = []
-    for launcher, processes in (("plain", 1), ("torchrun", 2)):
-        run = launch_script(SCRIPT, processes, launcher=launcher).check()  # type: ignore[arg-type]
+    script = EXAMPLES / f"{name}.py"
+    for launcher, processes in (("plain", 1), ("torchrun", ranks)):
+        run = launch_script(script, processes, launcher=launcher).check()  # type: ignore[arg-type]
         assert len(re.findall(r"^iteration", run.stdout, re.MULTILINE)) == 10
         found = re.search(r"PSNR ([\d.]+) dB, norm of the image ([\d.]+)", run.stdout)
         assert found is not None
