@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: the one benchmark there is."""
+"""``python -m benchmarks``: shardinv beside the peer. See also ``benchmarks.memory``."""
 
 from __future__ import annotations
 

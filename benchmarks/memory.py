@@ -95,7 +95,13 @@ def draw(path: Path, rows: Sequence[dict[str, Any]], size: int) -> None:
             ranks, values = zip(*points, strict=True)
             axes.plot(ranks, values, "o-", color=colour, label=layout)
             for place, value in points:
-                axes.annotate(f"{value:.0f}", (place, value), (0, 6), textcoords="offset points")
+                axes.annotate(
+                    f"{value:.0f}",
+                    (place, value),
+                    (0, 7 if layout == "replicated" else -16),
+                    textcoords="offset points",
+                    ha="center",
+                )
             if layout == "sharded":
                 ideal = [values[0] * ranks[0] / n for n in ranks]
                 axes.plot(ranks, ideal, ":", color="#555555", label="1/ranks of the first")
@@ -107,7 +113,7 @@ def draw(path: Path, rows: Sequence[dict[str, Any]], size: int) -> None:
         axes.set_xlabel("ranks")
         axes.set_title(title)
         axes.grid(alpha=0.3)
-        axes.margins(y=0.12)
+        axes.margins(x=0.1, y=0.2)
     first = figure.axes[0]
     first.set_ylabel("MB of the largest rank, above set-up")
     first.legend()

@@ -76,11 +76,23 @@ def test_the_host_of_the_meeting_point_takes_the_way_to_another(
     # There, "head" is 127.0.0.1. The other rank's address comes a little later.
     pretend(monkeypatch, "127.0.0.1", {"head": "127.0.0.1", "10.0.0.2": "10.0.0.1"}, "eth0")
     store = HashStore()
-    later = threading.Timer(0.1, lambda: store.set("shardinv/outside", "10.0.0.2"))
+    later = threading.Timer(0.1, lambda: store.set("outside", "10.0.0.2"))
     later.start()
     interfaces.prefer_reachable_interface(store, launch(), WAIT)
     later.join()
     assert chosen() == "eth0"
+
+
+def test_several_launchers_on_one_machine_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "127.0.0.1", {"head": "127.0.0.1"}, "lo")
+    store = HashStore()
+    later = threading.Timer(
+        0.1, interfaces.prefer_reachable_interface, (store, launch(rank=1), WAIT)
+    )
+    later.start()
+    interfaces.prefer_reachable_interface(store, launch(), WAIT)
+    later.join()
+    assert chosen() == ""
 
 
 @pytest.mark.parametrize(

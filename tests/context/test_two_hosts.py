@@ -78,9 +78,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
                 ip("netns", "delete", name)
 
 
-def run_on(
-    hosts: tuple[Host, Host], folder: Path, per_host: int, interface: str | None = None
-) -> list[dict[str, Any]]:
+def run_on(hosts: tuple[Host, Host], folder: Path, per_host: int) -> list[dict[str, Any]]:
     """Run the program by ``torchrun`` on both hosts; what each rank found."""
     script = folder / "script.py"
     script.write_text(program(MESSAGES_BETWEEN_HOSTS))
@@ -93,6 +91,7 @@ def run_on(
     for number, host in enumerate(hosts):
         command = ["ip", "netns", "exec", host.name, sys.executable, "-m", "torch.distributed.run"]
         command += ["--nnodes=2", f"--nproc-per-node={per_host}", "--rdzv-backend=c10d"]
+        # The name of this machine is that of both hosts: they are told their addresses.
         command += [f"--rdzv-endpoint={hosts[0].address}:{PORT}", f"--local-addr={host.address}"]
         command += [f"--rdzv-conf=is_host={int(number == 0)}", "--rdzv-id=two-hosts"]
         command += [str(script), str(folder), str(2 * per_host), host.interface]
@@ -136,6 +135,7 @@ def test_two_hosts(two_hosts: tuple[Host, Host], tmp_path: Path, per_host: int) 
     hosts = [rank // per_host for rank in ranks]
     for rank, facts in enumerate(found):
         assert facts["hosts"] == hosts
+        # Set where gloo's own choice, the address of the machine's name, would not do.
         assert facts["interface"] in (None, two_hosts[hosts[rank]].interface)
         assert facts["right"]
         assert facts["total"] == [size * (size + 1) / 2] * 2

@@ -19,7 +19,8 @@ from shardinv.context.environment import Launch
 from shardinv.exchange import wait_for_key
 
 _VARIABLE = "GLOO_SOCKET_IFNAME"
-_OUTSIDE = "shardinv/outside"
+_OUTSIDE = "outside"
+_INSIDE = "inside"
 _SIOCGIFADDR = 0x8915
 
 
@@ -43,12 +44,18 @@ def prefer_reachable_interface(store: Store, launch: Launch, timeout: timedelta)
     address = _address_towards(launch.master_addr)
     if address is not None and not _is_loopback(address):
         store.set(_OUTSIDE, address)
+    elif store.add(_INSIDE, 1) == launch.world_size:
+        # Several launchers on one machine, which all reach the meeting point by its loopback.
+        store.set(_OUTSIDE, "")
     if os.environ.get(_VARIABLE) or not _is_loopback(_address_of_name()):
         return
     if _is_loopback(address) and wait_for_key(
         store, _OUTSIDE, min(timeout.total_seconds(), 60.0), lambda: None
     ):
-        address = _address_towards(store.get(_OUTSIDE).decode())
+        outside = store.get(_OUTSIDE).decode()
+        if not outside:
+            return
+        address = _address_towards(outside)
     interface = None if address is None or _is_loopback(address) else _interface_with(address)
     if interface is not None:
         os.environ[_VARIABLE] = interface

@@ -25,6 +25,11 @@ def meeting_store(launch: Launch, timeout: timedelta) -> Store:
     timeout
         How long to wait for the other ranks.
 
+    Raises
+    ------
+    RuntimeError
+        If the meeting point is not reached.
+
     Notes
     -----
     ``torchrun`` keeps one store for all groups that a program starts, where a second group would
@@ -36,7 +41,17 @@ def meeting_store(launch: Launch, timeout: timedelta) -> Store:
     """
     place = (launch.master_addr, launch.master_port, launch.rank, launch.world_size)
     if place not in _stores:
-        store, _, _ = next(rendezvous("env://", launch.rank, launch.world_size, timeout=timeout))
+        try:
+            store, _, _ = next(
+                rendezvous("env://", launch.rank, launch.world_size, timeout=timeout)
+            )
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {launch.rank} did not meet the others at {launch.master_addr}, port "
+                f"{launch.master_port}: {error}. Is that rank 0's host, under a name that this "
+                "host knows it by? Set MASTER_ADDR to its address, or, if torchrun chose the name, "
+                "give torchrun on every host that host's address: --local-addr=<address>"
+            ) from error
         attempt_store = PrefixStore(f"shardinv/attempt/{_attempt()}", store)
         prefer_reachable_interface(attempt_store, launch, timeout)
         _stores[place] = (store, 0)
