@@ -78,7 +78,13 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 )
             value = realign(value, sharding)
         value = local_part(function, value, region)
-    x.to_local()[local_index] = value
+    local = x.to_local()
+    if local.requires_grad and torch.is_grad_enabled():
+        # A crop may be all that one rank has, and no pixel of another. Where all is overwritten
+        # autograd takes the old values' cotangent for a plain zero, so that rank alone would be
+        # missing in a second derivative: the new values are tied to the old ones.
+        value = value + local.reshape(-1)[:0].sum().to(local.dtype)
+    local[local_index] = value
     refresh(x)
 
 
