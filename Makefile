@@ -14,7 +14,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format peer-tests bench setup clean
+.PHONY: help demo test lint format peer-tests bench bench-memory setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
@@ -46,6 +46,9 @@ peer-tests: $(STAMP) ## run DeepInverse's own distributed tests against shardinv
 
 bench: $(STAMP) ## measure shardinv beside deepinv.distributed
 	@$(RUN) -m benchmarks $(ARGS)
+
+bench-memory: $(STAMP) ## measure memory against the number of ranks
+	@$(RUN) -m benchmarks.memory $(ARGS)
 
 clean: ## remove the environment and everything generated
 	test ! -e $(VENV)/pyvenv.cfg || rm -rf $(VENV)
