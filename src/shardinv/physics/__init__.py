@@ -4,7 +4,7 @@ By operator, each is applied on the rank that owns it: ``operators`` builds and 
 ``measurements`` is the list that knows its owners, ``stacked`` and ``linear`` are the stacks that
 solvers see. By space, each rank applies all of them to its box: ``space``. ``choice`` is a stack
 that does either, as the image lies, and ``build`` decides which block operators become. ``noise``
-draws the same noise for any number of ranks.
+draws the same noise for any number of ranks; ``summing`` and ``solving`` serve both ways.
 """
 
 from shardinv.physics.choice import DistributedStackByLayout

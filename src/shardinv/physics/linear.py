@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from deepinv.optim.linear import least_squares
 from deepinv.physics import LinearPhysics, StackedLinearPhysics, StackedPhysics
 from deepinv.utils.tensorlist import TensorList
 
@@ -19,8 +18,9 @@ from shardinv.physics.measurements import Measurement, OwnedMeasurements
 from shardinv.physics.noise import rank_zero_random
 from shardinv.physics.operators import DealtOperators
 from shardinv.physics.packing import Packing
+from shardinv.physics.solving import remember, solve
 from shardinv.physics.stacked import DistributedStackedPhysics, Measurements, sharding_of
-from shardinv.tensor import LayoutError, ShardedTensor, Sharding, sharded_factories
+from shardinv.tensor import LayoutError, ShardedTensor, Sharding
 
 
 class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPhysics):
@@ -267,7 +267,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
                 gather,
             )
             return mean / len(self)
-        self._remember(solver, max_iter, tol)
+        remember(self, solver, max_iter, tol)
         return self._least_squares(y, None, 1e8, verbose, layout, **kwargs)
 
     def prox_l2(
@@ -294,16 +294,10 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
         solver, max_iter, tol, verbose
             As in DeepInverse.
         """
-        self._remember(solver, max_iter, tol)
+        remember(self, solver, max_iter, tol)
         if not isinstance(z, torch.Tensor):
             z = torch.full_like(self.A_adjoint(y), 0.0 if z is None else float(z))
         return self._least_squares(y, z, gamma, verbose, sharding_of(z), **kwargs)
-
-    def _remember(self, solver: str | None, max_iter: int | None, tol: float | None) -> None:
-        # DeepInverse keeps the last options given, and solvers count on it.
-        self.solver = solver if solver is not None else self.solver
-        self.max_iter = max_iter if max_iter is not None else self.max_iter
-        self.tol = tol if tol is not None else self.tol
 
     def _least_squares(
         self,
@@ -334,24 +328,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             forward = lambda x: packing.pack(self.A(x))  # noqa: E731
             adjoint = lambda v: self.A_adjoint(packing.unpack(v), layout=layout)  # noqa: E731
             right = packing.pack(full)
-        # Some solvers make tensors of a shape alone.
-        with sharded_factories():
-            return least_squares(
-                forward,
-                adjoint,
-                right,
-                z=start,
-                init=start,
-                gamma=gamma,
-                AAT=self.A_A_adjoint,
-                ATA=self.A_adjoint_A,
-                parallel_dim=[0],
-                solver=self.solver,
-                max_iter=self.max_iter,
-                tol=self.tol,
-                verbose=verbose and self.ctx.is_main,
-                **kwargs,
-            )
+        return solve(self, forward, adjoint, right, start, gamma, verbose=verbose, **kwargs)
 
     def _sum_images_plainly(
         self,

@@ -27,6 +27,7 @@ from shardinv.geometry import Box, Layout, imbalance
 from shardinv.physics.measurements import Measurement, OwnedMeasurements, Ownership, entry_tensors
 from shardinv.physics.noise import common_seed, rank_zero_random, stream, stream_seed
 from shardinv.physics.operators import DealtOperators, OwnedOperators
+from shardinv.physics.summing import add_up
 from shardinv.tensor import LayoutError, ShardedTensor, Sharding, deliver, fetch_tied
 
 Measurements: TypeAlias = TensorList | Sequence[Measurement] | OwnedMeasurements
@@ -352,18 +353,7 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
             How the sum shall lie on the ranks: it is scattered as it is summed, which sends half as
             much. None gives the whole to every rank.
         """
-        partial: torch.Tensor | None = None
-        owned_sum = False
-        for part in parts:
-            if partial is None:
-                partial = part
-            elif owned_sum and _adds_in_place(partial, part):
-                partial += part
-            else:
-                partial = partial + part
-                owned_sum = True
-            # Or it would be in memory while the next one is made.
-            del part
+        partial, owned_sum = add_up(parts)
         mine = TensorSpec.of(partial) if partial is not None else None
         told = self.first_use.facts("the shape of a sum over operators", key, mine)
         specs = [spec for spec in told if spec is not None]
@@ -536,16 +526,6 @@ def _difference(a: OwnedMeasurements, b: OwnedMeasurements) -> OwnedMeasurements
     result.token = a.token + b.token
     result.key = None if a.key is None or b.key is None else ("difference", a.key, b.key)
     return result
-
-
-def _adds_in_place(total: torch.Tensor, part: torch.Tensor) -> bool:
-    """Whether ``total += part`` gives what ``total + part`` does."""
-    return (
-        not total.requires_grad
-        and not part.requires_grad
-        and total.shape == part.shape
-        and torch.result_type(total, part) == total.dtype
-    )
 
 
 def _kind(kwargs: Mapping[str, Any]) -> Hashable:

@@ -85,8 +85,3 @@ def name_of(function: Callable[..., Any]) -> str:
     if found is None:
         found = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
     return str(found or function).removesuffix(".__get__")
-
-
-def has_rule(function: Callable[..., Any]) -> bool:
-    """Whether the table has a rule for a function."""
-    return function in _rules

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from deepinv.optim.linear import least_squares
 from deepinv.physics import LinearPhysics
 from deepinv.physics.forward import ComposedPhysics
 
@@ -19,14 +18,15 @@ from shardinv.exchange import FirstUse
 from shardinv.physics.noise import (
     rank_zero_random,
 )
+from shardinv.physics.solving import remember, solve
 from shardinv.physics.space.program import Branch, LocalProgram
+from shardinv.physics.stacked import sharding_of
 from shardinv.tensor import (
     LayoutError,
     ShardedTensor,
     Sharding,
     gather,
     scatter,
-    sharded_factories,
 )
 
 
@@ -177,8 +177,7 @@ class LocalBlock(TiedToRanks, LinearPhysics):
 
     def A_vjp(self, x: torch.Tensor, v: Any, **kwargs: Any) -> Any:
         """The adjoint, lying as ``x``: a linear operator is its own Jacobian."""
-        layout = x.sharding if isinstance(x, ShardedTensor) else None
-        return self.A_adjoint(v, layout=layout, **kwargs)
+        return self.A_adjoint(v, layout=sharding_of(x), **kwargs)
 
     def A_jvp(self, x: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> Any:
         """The operator itself: a linear operator is its own Jacobian."""
@@ -233,8 +232,9 @@ class LocalBlock(TiedToRanks, LinearPhysics):
         """
         if not isinstance(z, torch.Tensor):
             z = torch.full_like(self.A_adjoint(y), 0.0 if z is None else float(z))
-        layout = z.sharding if isinstance(z, ShardedTensor) else None
-        return self._least_squares(y, z, gamma, solver, max_iter, tol, verbose, layout, kwargs)
+        return self._least_squares(
+            y, z, gamma, solver, max_iter, tol, verbose, sharding_of(z), kwargs
+        )
 
     def _least_squares(
         self,
@@ -248,30 +248,10 @@ class LocalBlock(TiedToRanks, LinearPhysics):
         layout: Sharding | None,
         kwargs: dict[str, Any],
     ) -> torch.Tensor:
-        # DeepInverse keeps the last options given, and solvers count on it.
-        self.solver = solver if solver is not None else self.solver
-        self.max_iter = max_iter if max_iter is not None else self.max_iter
-        self.tol = tol if tol is not None else self.tol
+        remember(self, solver, max_iter, tol)
         adjoint = functools.partial(self.A_adjoint, layout=layout)
         start = torch.zeros_like(adjoint(y)) if z is None else z
-        # Some solvers make tensors of a shape alone.
-        with sharded_factories():
-            return least_squares(
-                self.A,
-                adjoint,
-                y,
-                z=start,
-                init=start,
-                gamma=gamma,
-                AAT=self.A_A_adjoint,
-                ATA=self.A_adjoint_A,
-                parallel_dim=[0],
-                solver=self.solver,
-                max_iter=self.max_iter,
-                tol=self.tol,
-                verbose=verbose and self.ctx.is_main,
-                **kwargs,
-            )
+        return solve(self, self.A, adjoint, y, start, gamma, verbose=verbose, **kwargs)
 
     # -- descriptions ----------------------------------------------------------------------------
 

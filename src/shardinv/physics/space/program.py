@@ -20,6 +20,7 @@ from shardinv.exchange import Communicator, TensorSpec, fan_out, fetch
 from shardinv.geometry import Partition
 from shardinv.physics.space.exchange_plan import HaloPlan
 from shardinv.physics.space.local import Chain
+from shardinv.physics.summing import add_up
 from shardinv.tensor import LayoutError, ShardedTensor, Sharding, realign
 
 Kernels = dict[str, torch.Tensor]
@@ -425,25 +426,9 @@ class LocalProgram(nn.Module):
         return "\n".join(lines)
 
 
-def _adds_in_place(total: torch.Tensor, part: torch.Tensor) -> bool:
-    return not part.requires_grad and torch.result_type(total, part) == total.dtype
-
-
 def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The sum of tensors as they come, so that few are in memory."""
-    total: torch.Tensor | None = None
-    owned = False
-    for part in parts:
-        if total is None:
-            total = part
-        elif owned and not total.requires_grad and _adds_in_place(total, part):
-            total += part
-        else:
-            total = total + part
-            owned = True
-        # Or it would be in memory while the next one is made.
-        del part
-    assert total is not None
+    total, _ = add_up(parts)
+    assert total is not None  # a program has a branch at least
     return total
 
 
