@@ -106,6 +106,40 @@ def test_as_undistributed(pool: WorkerPool, kind: str, world_size: int) -> None:
     pool.run(compare, kind, world_size=world_size)
 
 
+class Own(DataFidelity):
+    """A fidelity that applies the operator by itself."""
+
+    def fn(self, x: Any, y: Any, physics: Any, *args: Any, **kwargs: Any) -> Any:
+        return (physics.A(x) - y).pow(4).flatten(1).sum(1)
+
+    def grad(self, x: Any, y: Any, physics: Any, *args: Any, **kwargs: Any) -> Any:
+        return physics.A_adjoint(4 * (physics.A(x) - y).pow(3))
+
+
+def answer_in_kind(ctx: DistributedContext) -> None:
+    x, truth = positive_image(), positive_image(1)
+    with quiet():
+        alone = distribute(local_operators(), DistributedContext(), strategy="operator")
+        ours = distribute(local_operators(), ctx, strategy="space")
+    y = alone.A(truth)
+    for make in (Own, L2):
+        reference, fidelity = distribute(make(), DistributedContext()), distribute(make(), ctx)
+        for at in (x, ctx.shard(x)):
+            for measured in (y, ours.A(ctx.shard(truth))):
+                case = f"{make.__name__}, {type(at).__name__}, {type(measured[0]).__name__}"
+                value = fidelity.fn(at, measured, ours)
+                assert_close(value, reference.fn(x, y, alone), ROUNDING, f"value, {case}")
+                slope = fidelity.grad(at, measured, ours)
+                assert isinstance(slope, ShardedTensor) is isinstance(at, ShardedTensor), case
+                expected = reference.grad(x, y, alone)
+                assert_close(gathered(slope), expected, ROUNDING, f"gradient, {case}")
+
+
+@pytest.mark.parametrize("world_size", (1, 3))
+def test_by_space_either_layout_is_answered_in_kind(pool: WorkerPool, world_size: int) -> None:
+    pool.run(answer_in_kind, world_size=world_size)
+
+
 def compare_guidance(ctx: DistributedContext) -> None:
     for operators in (global_operators, local_operators):
         with quiet():

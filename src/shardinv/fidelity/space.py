@@ -69,7 +69,8 @@ def value(
         predicted = predictions(physics, x)
         parts = [terms[i].d(u, entries[i], *args, **kwargs) for i, u in enumerate(predicted)]
     else:
-        parts = [terms[i](x, entries[i], op, *args, **kwargs) for i, op in enumerate(operators)]
+        at = _sharded(physics, x)
+        parts = [terms[i](at, entries[i], op, *args, **kwargs) for i, op in enumerate(operators)]
     return torch.stack(parts).sum(0)
 
 
@@ -83,7 +84,13 @@ def gradient(
     if plain:
         # One operator's residual is in memory at a time.
         return physics.normal(x, lambda i, u: terms[i].d.grad(u, entries[i], *args, **kwargs))
-    total = terms[0].grad(x, entries[0], operators[0], *args, **kwargs)
+    at = _sharded(physics, x)
+    total: Any = terms[0].grad(at, entries[0], operators[0], *args, **kwargs)
     for i, op in enumerate(operators[1:], start=1):
-        total = total + terms[i].grad(x, entries[i], op, *args, **kwargs)
-    return total
+        total = total + terms[i].grad(at, entries[i], op, *args, **kwargs)
+    return total if isinstance(x, ShardedTensor) else gather(total)
+
+
+def _sharded(physics: Local, x: torch.Tensor) -> ShardedTensor:
+    """The image as its measurements lie, for terms that apply the operator themselves."""
+    return x if isinstance(x, ShardedTensor) else scatter(x, physics.sharding(x.shape[2:]))
