@@ -42,6 +42,9 @@ def traffic(ctx: DistributedContext) -> dict[str, Any]:
         block(leaf, 0.1).square().sum().backward()
         found[step] = without_seconds(ctx)
         found["told in " + step] = ctx.comm.agreements - told
+    leaf = x.clone().requires_grad_()
+    block(block(leaf, 0.1)[:, :1], 0.1).square().sum().backward()
+    found["two calls"] = without_seconds(ctx)
     found["numbers"] = sum(p.numel() for p in block.parameters())
     return found
 
@@ -73,16 +76,19 @@ def test_messages_of_a_call(pool: WorkerPool, world_size: int) -> None:
         assert found["two more"] == [{**gather, "calls": 2, "bytes_sent": 2 * gather["bytes_sent"]}]
         assert found["told"] == 0
         assert found["not gathered"] == []
-        # Backward: the image's gradient and the weights' in one sum.
-        both = weights + 8 * 20 * 24
-        summed = {
-            "block": "denoiser (backward)",
-            "operation": "all_reduce",
-            "calls": 1,
-            "bytes_sent": 2 * others * both // world_size,
-        }
-        assert found["first gradient"] == [gather, summed]
-        assert found["second gradient"] == [gather, summed]
+
+        # Backward: the image's gradient in one sum a call, all weights' in one, however many calls.
+        image = 2 * others * (8 * 20 * 24) // world_size
+        weight = 2 * others * weights // world_size
+        summed = {"block": "denoiser (backward)", "operation": "all_reduce"}
+        once = {**summed, "calls": 2, "bytes_sent": image + weight}
+        assert found["first gradient"] == [gather, once]
+        assert found["second gradient"] == [gather, once]
+        twice = {**gather, "calls": 2, "bytes_sent": 2 * gather["bytes_sent"]}
+        assert found["two calls"] == [
+            twice,
+            {**summed, "calls": 3, "bytes_sent": 2 * image + weight},
+        ]
         assert found["told in second gradient"] == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,10 +16,19 @@ from torch.utils.checkpoint import checkpoint
 from shardinv.blocks import check_image, check_values, share_state
 from shardinv.context import DistributedContext
 from shardinv.denoise.conditioning import cut_argument
+from shardinv.denoise.memory import SHARE, activation_bytes, memory_left
+from shardinv.denoise.statistics import (
+    Statistics,
+    drawing_from,
+    draws_random_numbers,
+    keeps_statistics,
+)
 from shardinv.denoise.strides import network_stride
 from shardinv.denoise.tiling import Schedule, TilingOptions
+from shardinv.denoise.weights import SharedWeights
 from shardinv.denoise.windows import FetchedBoxes, WholeImage, Windows
 from shardinv.exchange import (
+    Communicator,
     DisagreementError,
     FirstUse,
     TensorSpec,
@@ -29,6 +39,7 @@ from shardinv.exchange import (
     gather_boxes,
 )
 from shardinv.geometry import Box, Partition, Tile
+from shardinv.physics.noise import common_seed, stream_seed
 from shardinv.tensor import (
     LayoutError,
     ShardedTensor,
@@ -38,6 +49,41 @@ from shardinv.tensor import (
     fetch_tied,
     realign,
 )
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that this rank keeps for the backward pass of one call of a network.
+
+    Parameters
+    ----------
+    batch
+        Of its largest batch of tiles.
+    all
+        Of all its batches.
+    inputs
+        Of the windows alone, which are what stays where activations are computed anew.
+    """
+
+    batch: int
+    all: int
+    inputs: int
+
+
+@dataclass
+class _Run:
+    """What the calls of the network on one image have in common."""
+
+    handles: dict[str, torch.Tensor]
+    token: torch.Tensor
+    seed: int | None
+    statistics: Statistics | None
+    recompute: bool = False
+
+    def end(self, comm: Communicator) -> None:
+        """After the last call."""
+        if self.statistics is not None:
+            self.statistics.keep(comm)
 
 
 class DistributedProcessing(Denoiser):
@@ -69,6 +115,10 @@ class DistributedProcessing(Denoiser):
     -----
     A tile sees the image as far as its halo reaches. Where the network sees further, the result
     differs from the network's on the whole image; ``describe()`` says what the halo costs.
+
+    A network in training with dropout draws for each tile from a stream of the tile's own. One that
+    keeps running statistics sees one tile at a time, and remembers the mean over all tiles. So
+    neither depends on the number of ranks.
     """
 
     block = "denoiser"
@@ -87,7 +137,10 @@ class DistributedProcessing(Denoiser):
         self.stride = self.options.stride or network_stride(processor)
         self.checkpoint_preserve_rng_state = checkpoint_preserve_rng_state
         self.first_use = FirstUse(ctx.comm, every_call=ctx.debug)
-        self._schedules: dict[tuple[tuple[int, ...], Partition | None], Schedule] = {}
+        self._schedules: dict[tuple[tuple[int, ...], Partition | None, bool], Schedule] = {}
+        self._shared = SharedWeights()
+        self._activations: dict[Hashable, Activations] = {}
+        self.recompute: bool | None = None
         # Kept out of the table of submodules: the block has the network's own entries there.
         object.__setattr__(self, "processor", processor)
         if isinstance(processor, nn.Module):
@@ -98,6 +151,8 @@ class DistributedProcessing(Denoiser):
                 broadcast_tensors(ctx.comm, [*processor.parameters(), *processor.buffers()])
 
     processor: Callable[..., torch.Tensor]
+    recompute: bool | None
+    """Whether to recompute activations, where an algorithm around the block has decided it."""
 
     @property
     def max_batch_size(self) -> int | None:
@@ -158,23 +213,28 @@ class DistributedProcessing(Denoiser):
             if x.ndim < 3:
                 raise ValueError(f"an image (B, C, *spatial) is needed, got shape {tuple(x.shape)}")
             sharding = x.sharding if isinstance(x, ShardedTensor) else None
-            schedule = self.schedule(tuple(x.shape[2:]), sharding)
-            call, image, args, kwargs, token = self._enter(x, args, kwargs, schedule)
+            draws, counts = draws_random_numbers(self.processor), keeps_statistics(self.processor)
+            schedule = self.schedule(tuple(x.shape[2:]), sharding, singly=draws or counts)
+            handles, image, args, kwargs, token = self._enter(x, args, kwargs, schedule)
             tracked = token.requires_grad
-            mode = self.options.checkpoint_batches
-            recompute = tracked and (
-                mode == "always" or (mode == "auto" and len(schedule.batches) > 1)
+            run = _Run(
+                handles,
+                token,
+                common_seed(self.ctx) if draws else None,
+                Statistics(self.processor) if counts else None,  # type: ignore[arg-type]
             )
+            run.recompute = tracked and self._recomputes(run, schedule, image, spec, args, kwargs)
             outputs = (
                 piece
                 for batch in schedule.batches
-                for piece in self._run(call, batch, image, spec, args, kwargs, token, recompute)
+                for piece in self._run(run, batch, image, spec, args, kwargs)
             )
             if sharding is not None:
                 pieces = [core for core, _ in outputs]
                 for source in (image, *args, *kwargs.values()):
                     if isinstance(source, FetchedBoxes):
                         source.finish()  # also on a rank that needed nothing of it
+                run.end(comm)
                 result = self._result_spec(spec, args, kwargs, pieces[0] if pieces else None)
                 lead = TensorSpec(result.shape[:2], result.dtype)
                 return deliver(
@@ -182,6 +242,7 @@ class DistributedProcessing(Denoiser):
                 )
             if tracked:
                 pieces = [core for core, _ in outputs]
+                run.end(comm)
                 result = self._result_spec(spec, args, kwargs, pieces[0] if pieces else None)
                 if not gather:
                     return self._spread(pieces, schedule, result, token)
@@ -192,6 +253,7 @@ class DistributedProcessing(Denoiser):
                     shape = (*core.shape[:2], *spec.shape[2:])
                     whole = core.new_empty(shape) if gather else core.new_zeros(shape)
                 crop(whole, box).copy_(core)
+            run.end(comm)
             result = self._result_spec(spec, args, kwargs, whole)
             if whole is None:
                 whole = result.empty(self.ctx.device).zero_()
@@ -203,7 +265,7 @@ class DistributedProcessing(Denoiser):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         schedule: Schedule,
-    ) -> tuple[Callable[..., torch.Tensor], Windows, tuple[Any, ...], dict[str, Any], torch.Tensor]:
+    ) -> tuple[dict[str, torch.Tensor], Windows, tuple[Any, ...], dict[str, Any], torch.Tensor]:
         """Hand the image, the weights and other inputs to this rank's part of the work."""
         weights = (
             {n: p for n, p in self.processor.named_parameters() if p.requires_grad}
@@ -214,7 +276,11 @@ class DistributedProcessing(Denoiser):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._check_inputs(tensors, weights)
         plain = [leaf for leaf in tensors if not isinstance(leaf, ShardedTensor)]
-        shared, token = fan_out(self.ctx.comm, *plain, *weights.values())
+        shared, token = fan_out(self.ctx.comm, *plain)
+        handles: dict[str, torch.Tensor] = {}
+        if weights:
+            handles, tied = self._shared.handles(self.ctx.comm, weights)
+            token = token + tied
         rest = iter(shared)
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, ShardedTensor):
@@ -241,39 +307,104 @@ class DistributedProcessing(Denoiser):
         image, args, kwargs = tree_unflatten(leaves, structure)
         if isinstance(image, torch.Tensor):
             image = WholeImage(image)
-        if not weights:
-            return self.processor, image, args, kwargs, token
-        # The network runs with this call's own handles of its weights, whose partial gradients
-        # are summed over the ranks inside the graph.
-        handles = dict(zip(weights, rest, strict=True))
+        return handles, image, args, kwargs, token
+
+    def _call(self, run: _Run, tiles: tuple[Tile, ...]) -> Callable[..., torch.Tensor]:
+        """The network for a batch of tiles, with the weights' handles in place of the weights."""
         network = self.processor
-        assert isinstance(network, nn.Module)
+        if run.seed is None and run.statistics is None and not run.handles:
+            return network
+        seed = None if run.seed is None else stream_seed(run.seed, _number(tiles[0]))
+        pixels = sum(tile.window.size for tile in tiles)
 
         def call(*inputs: Any, **named: Any) -> torch.Tensor:
-            return functional_call(network, handles, inputs, named)
+            assert isinstance(network, nn.Module)
+            tensors, statistics = run.handles, run.statistics
+            buffers = {} if statistics is None else statistics.fresh()
+            with drawing_from(seed, self.ctx.device):
+                output = functional_call(network, {**tensors, **buffers}, inputs, named)
+            if statistics is not None:
+                statistics.add(tiles, buffers, pixels)
+            return output
 
-        return call, image, args, kwargs, token
+        return call
+
+    def _recomputes(
+        self,
+        run: _Run,
+        schedule: Schedule,
+        image: Windows,
+        spec: TensorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> bool:
+        """Whether the backward pass computes activations anew, batch by batch."""
+        mode = self.options.checkpoint_batches
+        if mode != "auto":
+            return mode == "always"
+        if not schedule.batches or torch._C._functorch.peek_interpreter_stack() is not None:
+            # The transforms of torch.func forbid the hooks by which activations are counted.
+            return False
+        key = (spec, schedule.batches, self.training, tuple(run.handles))
+        found = self._activations.get(key)
+        if found is None:
+            found = self._activations[key] = self._measure(run, schedule, image, spec, args, kwargs)
+        self.activations = found
+        if self.recompute is not None:
+            return self.recompute
+        if found.all <= found.batch:
+            return False
+        budget = self.options.memory
+        return found.all > (SHARE * memory_left(self.ctx.device) if budget is None else budget)
+
+    activations: Activations | None = None
+    """What the latest call with a gradient keeps, where that was measured."""
+
+    def _measure(
+        self,
+        run: _Run,
+        schedule: Schedule,
+        image: Windows,
+        spec: TensorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Activations:
+        """What is kept for the backward pass, from one more call on the largest batch."""
+        sizes = [sum(tile.window.size for tile in batch) for batch in schedule.batches]
+        batch = schedule.batches[sizes.index(max(sizes))]
+        statistics, run.statistics = run.statistics, None
+        try:
+            stacked, cut_args, cut_kwargs = _inputs(batch, image, spec, args, kwargs)
+            one = activation_bytes(
+                self._call(run, batch),
+                [*run.handles.values(), stacked],
+                stacked,
+                *cut_args,
+                **cut_kwargs,
+            )
+        finally:
+            run.statistics = statistics
+        windows = spec.shape[0] * spec.shape[1] * sum(sizes) * spec.dtype.itemsize
+        return Activations(
+            one + windows * max(sizes) // sum(sizes),
+            one * sum(sizes) // max(sizes) + windows,
+            windows,
+        )
 
     def _run(
         self,
-        call: Callable[..., torch.Tensor],
+        run: _Run,
         batch: tuple[Tile, ...],
         image: Windows,
         spec: TensorSpec,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        token: torch.Tensor,
-        recompute: bool,
     ) -> Iterator[tuple[torch.Tensor, Box]]:
         """Run the network on one batch of tiles of one shape; gives their cores."""
-        windows = [tile.window for tile in batch]
-        size = spec.shape[0]
-        views = [image.view(window) for window in windows]
-        # A copy also of a single window: a network that works in place must not change the image.
-        stacked = torch.cat(views)
-        cut_args = [cut_argument(value, spec.shape, windows) for value in args]
-        cut_kwargs = {n: cut_argument(value, spec.shape, windows) for n, value in kwargs.items()}
-        if recompute:
+        size, token = spec.shape[0], run.token
+        stacked, cut_args, cut_kwargs = _inputs(batch, image, spec, args, kwargs)
+        call = self._call(run, batch)
+        if run.recompute:
             output = checkpoint(
                 call,
                 stacked,
@@ -366,13 +497,25 @@ class DistributedProcessing(Denoiser):
 
     # -- the tiles -------------------------------------------------------------------------------
 
-    def schedule(self, spatial: tuple[int, ...], sharding: Sharding | None = None) -> Schedule:
-        """The tiles of an image of the given shape and layout, and who computes which."""
-        key = (spatial, None if sharding is None else sharding.partition)
+    def schedule(
+        self, spatial: tuple[int, ...], sharding: Sharding | None = None, singly: bool = False
+    ) -> Schedule:
+        """The tiles of an image of the given shape and layout, and who computes which.
+
+        Parameters
+        ----------
+        spatial
+            Spatial shape of the image in pixels.
+        sharding
+            Where it lies; None where every rank holds it.
+        singly
+            Whether the network sees one tile at a time, whatever the options say.
+        """
+        key = (spatial, None if sharding is None else sharding.partition, singly)
         found = self._schedules.get(key)
         if found is None:
             found = self._schedules[key] = Schedule.make(
-                self.options,
+                replace(self.options, max_batch_size=1) if singly else self.options,
                 spatial,
                 self.stride,
                 ranks=self.ctx.world_size,
@@ -409,6 +552,29 @@ class DistributedProcessing(Denoiser):
     def extra_repr(self) -> str:
         """What ``repr`` shows of the block."""
         return self.describe()
+
+
+def _inputs(
+    batch: tuple[Tile, ...],
+    image: Windows,
+    spec: TensorSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[torch.Tensor, list[Any], dict[str, Any]]:
+    """What the network gets for a batch of tiles: their windows, and its other arguments."""
+    windows = [tile.window for tile in batch]
+    # A copy also of a single window: a network that works in place must not change the image.
+    stacked = torch.cat([image.view(window) for window in windows])
+    cut_args = [cut_argument(value, spec.shape, windows) for value in args]
+    return stacked, cut_args, {n: cut_argument(v, spec.shape, windows) for n, v in kwargs.items()}
+
+
+def _number(tile: Tile) -> int:
+    """A number of a tile that no other tile of the image has."""
+    number = 0
+    for start in tile.core.start:
+        number = number * 2**20 + start
+    return number
 
 
 def _refuse_weights_of_a_function(

@@ -40,7 +40,9 @@ class TilingOptions:
         Axes that are cut, of ``(B, C, *spatial)``: one, several, or None for all spatial ones.
     checkpoint_batches
         Whether a backward pass recomputes activations batch by batch: ``"always"``, ``"never"``,
-        or ``"auto"``, where there is more than one batch.
+        or ``"auto"``, where keeping those of all batches takes more than ``memory``.
+    memory
+        Bytes for the activations of a call, for ``"auto"``; None takes half of what is left.
     stride
         Cores and windows start at multiples of it; None takes what is known of the network.
     """
@@ -51,6 +53,7 @@ class TilingOptions:
     tiling_dims: int | tuple[int, ...] | None = None
     checkpoint_batches: str = "auto"
     stride: int | None = None
+    memory: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("patch_size", 1), ("overlap", 0)):
