@@ -82,6 +82,9 @@ def test_messages_of_a_call(pool: WorkerPool, world_size: int) -> None:
         weight = 2 * others * weights // world_size
         summed = {"block": "denoiser (backward)", "operation": "all_reduce"}
         once = {**summed, "calls": 2, "bytes_sent": image + weight}
+        for step in ("first gradient", "second gradient", "two calls"):
+            agreement = found[step].pop()
+            assert (agreement["block"], agreement["calls"]) == ("agreement (backward)", 1)
         assert found["first gradient"] == [gather, once]
         assert found["second gradient"] == [gather, once]
         twice = {**gather, "calls": 2, "bytes_sent": 2 * gather["bytes_sent"]}

@@ -53,6 +53,8 @@ class Communicator:
         Memory for messages, used again.
     hosts
         The host of each rank, once :func:`~shardinv.exchange.host_of_ranks` has asked.
+    noted, checking
+        A digest of the cotangents of this backward pass, and which passes will compare theirs.
     """
 
     rank: int
@@ -67,6 +69,8 @@ class Communicator:
     agreements: int = 0
     buffers: BufferPool = field(default_factory=BufferPool, repr=False)
     hosts: tuple[int, ...] | None = None
+    noted: torch.Tensor | None = field(default=None, repr=False)
+    checking: set[int] = field(default_factory=set, repr=False)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Communicator:
         """A copy of a block talks to the same ranks: there are no others."""

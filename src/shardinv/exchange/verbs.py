@@ -32,6 +32,7 @@ from torch.autograd import Function
 
 from shardinv.exchange import collectives
 from shardinv.exchange.communicator import Communicator
+from shardinv.exchange.cotangents import note
 from shardinv.exchange.moving import Move, move, start_move
 from shardinv.exchange.tensors import TensorSpec, crop
 from shardinv.geometry import Box, Layout, Plan
@@ -272,6 +273,7 @@ class _Sum(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        note(ctx.comm, *cotangents)
         with ctx.comm.ledger.block(ctx.block):
             *local, token = _FanOut.apply(ctx.comm, ctx.block, *cotangents)
         return (None, None, _tied(token, ctx), *local)
@@ -315,6 +317,7 @@ class _Assemble(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        note(ctx.comm, cotangent)
         *pieces, token = _Cut.apply(ctx.comm, ctx.block, ctx.layout, ctx.spec, cotangent)
         return (None, None, None, None, _tied(token, ctx), *pieces)
 
@@ -357,6 +360,7 @@ class _GatherList(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        note(ctx.comm, *cotangents)
         *own, token = _Keep.apply(ctx.comm, ctx.block, ctx.specs, *cotangents)
         return (None, None, None, _tied(token, ctx), *own)
 
