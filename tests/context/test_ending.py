@@ -75,6 +75,13 @@ with DistributedContext(device_mode="cpu") as ctx:
     say("woke")
 """
 
+DESERTED = """
+with DistributedContext(device_mode="cpu") as ctx:
+    if rank == 0:
+        say("failing")
+        gather(ctx, 1_000_000)
+"""
+
 CLEAN = """
 for number in (1, 2):  # a second context in one process starts a group anew
     with DistributedContext(device_mode="cpu", seed=number) as ctx:
@@ -129,6 +136,7 @@ SCENARIOS = {
     "rank 1 is killed": failing(1, "kill", 3, "spawn"),
     "rank 1 exits with 3": failing(1, "exit", 2, "mpi-env"),
     "rank 1 never comes": Scenario(NEVER_COMES, 2, "spawn", timeout="5"),
+    "rank 1 has left": Scenario(DESERTED, 2, "spawn"),
     "torchrun, all goes well": Scenario(f"LEAVE = 'at the end'\n{CLEAN}", 2, "torchrun"),
     "srun, all exit with 0": Scenario(f"LEAVE = 'by exit'\n{CLEAN}", 2, "slurm-env"),
     # One of them imports the package as users do.
@@ -198,6 +206,17 @@ def test_killed_rank_takes_the_others_with_it(run: Callable[[str], Ended], scena
     assert ended.last_end - ended.time_of("failing") < SECONDS + 5, description
     for rank in {0, 1, 2} - {killed}:
         assert "RankError" in ended.err[rank] or "ends because" in ended.err[rank], description
+
+
+@pytest.mark.parametrize("scenario", ["rank 1 has left"])
+def test_rank_that_others_have_left_ends_them(run: Callable[[str], Ended], scenario: str) -> None:
+    """As a rank that alone calls ``backward``: long before the time-out of five minutes."""
+    ended = run(scenario)
+    description = ended.describe()
+    assert ended.last_end - ended.time_of("failing") < 10 + SECONDS, description
+    assert all(code != 0 for code in ended.launch.returncodes), description
+    for err in ended.err:
+        assert "1 of 2 ranks came to the end of the program without it" in err, description
 
 
 @pytest.mark.parametrize("scenario", ["rank 1 never comes"])

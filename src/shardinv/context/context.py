@@ -217,7 +217,11 @@ class DistributedContext(ImageLayouts, Checkpoints):
         store = dist.distributed_c10d._get_default_store()
         self._store = PrefixStore(f"shardinv/{name}/{number}", store)
         self._watch = FailureWatch(
-            self._store, self.rank, self.world_size, owns_process=self._owns_group
+            self._store,
+            self.rank,
+            self.world_size,
+            owns_process=self._owns_group,
+            waiting=lambda: comm.waiting,
         )
         self._watch.start()
         comm.group = group

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -25,6 +26,10 @@ _ENDED = "ended"
 _LEAVING = "leaving"
 _LEFT = "left"
 _GONE = "gone"
+
+_DESERTED_AFTER = 10.0
+"""Seconds in one operation after which a rank asks whether others have left; messages that they
+sent before have arrived by then."""
 
 
 class FailureWatch:
@@ -41,6 +46,8 @@ class FailureWatch:
         another rank within ``grace`` seconds.
     grace
         Seconds given to the main thread to raise by itself.
+    waiting
+        The operation that this rank waits in, and since when; None where it isn't in one.
     """
 
     def __init__(
@@ -51,6 +58,7 @@ class FailureWatch:
         *,
         owns_process: bool,
         grace: float = 5.0,
+        waiting: Callable[[], tuple[str, float] | None] = lambda: None,
     ) -> None:
         # The thread shares the store's connection with the main thread, whose waits there are
         # short: a second connection for every rank would double the load on rank 0.
@@ -59,6 +67,7 @@ class FailureWatch:
         self.world_size = world_size
         self._owns_process = owns_process
         self._grace = grace
+        self._waiting = waiting
         self._interval = max(0.5, world_size / 500)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shardinv-failure", daemon=True)
@@ -142,9 +151,29 @@ class FailureWatch:
             return "rank 0, which holds the ranks' meeting point, is gone"
         return None
 
+    def _deserted(self) -> str | None:
+        """What to say where this rank waits for one that has come to the end of its program."""
+        waiting = self._waiting()
+        if waiting is None or time.perf_counter() - waiting[1] < _DESERTED_AFTER:
+            return None
+        try:
+            left = self._store.add(_LEAVING, 0)
+        except Exception:
+            return None
+        if not left:
+            return None
+        return (
+            f"rank {self.rank} failed:\nit has waited {_DESERTED_AFTER:.0f} s in {waiting[0]}, "
+            f"and {left} of {self.world_size} ranks came to the end of the program without it. "
+            "Every rank must call the same blocks, and backward() too, in the same order"
+        )
+
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
             message = self._read()
+            if message is None and (message := self._deserted()) is not None:
+                with contextlib.suppress(Exception):
+                    self._store.compare_set(_FAILURE, "", message)
             if message is None:
                 continue
             if self._stop.wait(self._grace) or not self._owns_process:

@@ -53,6 +53,8 @@ class Communicator:
         Memory for messages, used again.
     hosts
         The host of each rank, once :func:`~shardinv.exchange.host_of_ranks` has asked.
+    waiting
+        The operation that this rank is in, and since when (``time.perf_counter``).
     noted, checking
         A digest of the cotangents of this backward pass, and which passes will compare theirs.
     """
@@ -69,6 +71,7 @@ class Communicator:
     agreements: int = 0
     buffers: BufferPool = field(default_factory=BufferPool, repr=False)
     hosts: tuple[int, ...] | None = None
+    waiting: tuple[str, float] | None = field(default=None, repr=False)
     noted: torch.Tensor | None = field(default=None, repr=False)
     checking: set[int] = field(default_factory=set, repr=False)
 
@@ -100,12 +103,15 @@ class Communicator:
             If the operation failed because another rank did, or did not answer in time.
         """
         watch = Stopwatch()
+        self.waiting = (f"{operation} of {self.ledger.current_block}", watch.started_at)
         try:
             yield watch
         except RuntimeError as error:
             if isinstance(error, RankError):
                 raise
             raise self.failed(operation, error) from error
+        finally:
+            self.waiting = None
         done = time.perf_counter()
         self.ledger.book(
             operation,
