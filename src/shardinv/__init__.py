@@ -19,6 +19,7 @@ from shardinv.physics import (
     OwnedMeasurements,
     RemoteEntryError,
 )
+from shardinv.training import undistribute
 
 try:
     __version__ = version("shardinv")
@@ -38,4 +39,5 @@ __all__ = [
     "RemoteEntryError",
     "__version__",
     "distribute",
+    "undistribute",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 from shardinv.context import DistributedContext
 from shardinv.denoise import DistributedProcessing, TilingOptions, distribute_prior
+from shardinv.denoise.memory import parse_memory
 from shardinv.fidelity import DistributedDataFidelity
 from shardinv.physics.build import distribute_physics
 from shardinv.training import (
@@ -22,6 +24,7 @@ from shardinv.training import (
     average_gradients,
     distribute_solver,
     distribute_unrolled,
+    is_unrolled,
 )
 
 TYPES = (
@@ -44,6 +47,7 @@ _TILING = {
     "tiling_dims": None,
     "checkpoint_batches": "auto",
     "stride": None,
+    "memory": None,
 }
 _CHECKPOINT = {"checkpoint_use_reentrant": False, "checkpoint_preserve_rng_state": True}
 _OPERATORS = {"num_operators": None, "factory_kwargs": None, "reduction": None}
@@ -56,6 +60,7 @@ _DEFAULTS: dict[str, Any] = {
     "dtype": None,
     "gather_strategy": "concatenated",
     "tiling_strategy": None,
+    "checkpoint": None,
     "costs": None,
 }
 _NETWORK = {*_TILING, *_CHECKPOINT, "tiling_strategy", "dtype"}
@@ -64,7 +69,7 @@ _MEANT_FOR = {
     "data_fidelity": set(_OPERATORS),
     "denoiser": {*_NETWORK, "factory_kwargs"},
     "prior": _NETWORK,
-    "module": _NETWORK,
+    "module": {*_NETWORK, "checkpoint"},
     "solver": set(),
     "parameters": set(),
 }
@@ -93,7 +98,8 @@ def distribute(
         * a ``Denoiser``, or any network that keeps the image's shape where tile options or
           ``type_object="denoiser"`` are given: it runs on overlapping tiles;
         * a ``Prior``: its network is distributed;
-        * a solver of ``deepinv.optim`` with ``unfold=True``: in place, its fidelity and priors too;
+        * a solver of ``deepinv.optim`` with ``unfold=True``, or a deep equilibrium model: in place,
+          its fidelity and priors too;
         * another solver of ``deepinv.optim`` or a sampler of ``deepinv.sampling``: in place; what
           it makes lies on the ranks as its iterate, its fidelity, priors and networks stay as they
           are;
@@ -134,8 +140,18 @@ def distribute(
         Axes that are cut, of ``(B, C, *spatial)``; default: all spatial ones.
     stride : int
         Tiles start at multiples of it; default: what is known of the network.
+    checkpoint : str
+        Of an unrolled solver, what the backward pass computes anew: ``"never"`` anything,
+        ``"tiles"``, activations batch by batch of tiles, ``"iterations"``, whole iterations,
+        ``"both"``, or ``"auto"`` (default): the first of these that fits ``memory``. What is chosen
+        in the first step that is trained, and the peak it predicts, are printed.
     checkpoint_batches : str
-        ``"always"``, ``"never"`` or ``"auto"``: recompute activations in the backward pass.
+        Of a network, whether the backward pass computes activations anew, batch by batch:
+        ``"always"``, ``"never"`` or ``"auto"`` (default), where keeping them takes more than
+        ``memory``.
+    memory : int or str
+        Bytes that activations may take on each rank, also as ``"8GB"`` or ``"512MiB"``; default:
+        most of what is left when a step is trained.
     checkpoint_preserve_rng_state : bool
         Whether recomputing draws the same random numbers; default True.
     checkpoint_use_reentrant : bool
@@ -203,7 +219,9 @@ def distribute(
     tiled = any(name in options and not _is_default(name, options[name]) for name in _NETWORK)
 
     def network(module: Any) -> DistributedProcessing:
-        return _distribute_network(module, ctx, tiling, given)
+        # The solver around it decides what is computed anew.
+        options = replace(tiling, checkpoint_batches="auto") if kind == "module" else tiling
+        return _distribute_network(module, ctx, options, given)
 
     if kind == "prior":
         return distribute_prior(object, ctx, network, tiled)
@@ -213,10 +231,16 @@ def distribute(
             ctx,
             lambda term: _distribute_fidelity(term, ctx, _DEFAULTS),
             lambda prior: distribute_prior(prior, ctx, network, tiled=False),
+            checkpoint=given["checkpoint"] or _OF_BATCHES[tiling.checkpoint_batches],
+            memory=tiling.memory,
         )
     if not isinstance(object, nn.Module):
         object = object(ctx.rank, ctx.device, given["factory_kwargs"])
     return network(object)
+
+
+# What asks an unrolled solver for the same as an option of its networks.
+_OF_BATCHES = {"always": "tiles", "never": "never", "auto": "auto"}
 
 
 def _is_default(name: str, value: Any) -> bool:
@@ -281,7 +305,7 @@ def _kind(object: Any, type_object: str | None, options: Mapping[str, Any]) -> s
     if isinstance(object, nn.Parameter) or (listed and isinstance(object[0], nn.Parameter)):
         return "parameters"
     if isinstance(object, SOLVERS):
-        return "module" if getattr(object, "unfold", False) else "solver"
+        return "module" if is_unrolled(object) else "solver"
     if isinstance(object, Prior):
         return "prior"
     if isinstance(object, Denoiser):
@@ -326,7 +350,8 @@ def _tiling_options(given: Mapping[str, Any]) -> TilingOptions:
             "checkpoint_use_reentrant must be False: re-entrant checkpointing loses gradients "
             "without saying so"
         )
-    return TilingOptions(**{name: given[name] for name in _TILING})
+    memory = parse_memory(given["memory"])
+    return TilingOptions(**{**{name: given[name] for name in _TILING}, "memory": memory})
 
 
 def _distribute_network(

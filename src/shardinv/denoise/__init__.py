@@ -5,8 +5,9 @@ of a network may start, ``conditioning`` cuts noise maps and other arguments alo
 ``prior`` puts the block into a prior.
 """
 
+from shardinv.denoise.neighbours import plain_class, twin
 from shardinv.denoise.prior import distribute_prior
 from shardinv.denoise.processing import DistributedProcessing
 from shardinv.denoise.tiling import TilingOptions
 
-__all__ = ["DistributedProcessing", "TilingOptions", "distribute_prior"]
+__all__ = ["DistributedProcessing", "TilingOptions", "distribute_prior", "plain_class", "twin"]

@@ -38,17 +38,17 @@ def prior_on_shards(prior: Prior) -> Prior:
         A twin that shares parameters with the one given and keeps the state of its solver apart.
     """
     if isinstance(prior, TVPrior):
-        twin = _twin(prior)
-        twin.TVModel = model_on_shards(prior.TVModel)
-        return twin
+        other = twin(prior)
+        other.TVModel = model_on_shards(prior.TVModel)
+        return other
     if isinstance(prior, WaveletPrior):
-        twin = _twin(prior)
-        twin.WaveletDenoiser = model_on_shards(prior.WaveletDenoiser)
-        return twin
+        other = twin(prior)
+        other.WaveletDenoiser = model_on_shards(prior.WaveletDenoiser)
+        return other
     if isinstance(prior, (PatchPrior, PatchNR)):
-        twin = _twin(prior)
-        twin.__class__ = _refusing(type(prior))
-        return twin
+        other = twin(prior)
+        other.__class__ = _refusing(type(prior))
+        return other
     return prior
 
 
@@ -63,17 +63,23 @@ def model_on_shards(model: nn.Module) -> nn.Module:
     """
     for base, mixin in _MIXINS.items():
         if isinstance(model, base):
-            twin = _twin(model)
-            twin.__class__ = _combined(mixin, type(model))
-            return twin
+            other = twin(model)
+            other.__class__ = _combined(mixin, type(model))
+            return other
     return model
 
 
-def _twin(module: Any) -> Any:
-    twin = copy.copy(module)
+def plain_class(kind: type) -> type:
+    """The class that one made here stands in for; any other class as it is."""
+    return kind.__bases__[-1] if kind in _classes.values() else kind
+
+
+def twin(module: Any) -> Any:
+    """A module that shares parameters and submodules with the one given, in tables of its own."""
+    other = copy.copy(module)
     # The table is copied, or the module given would change as well.
-    twin.__dict__["_modules"] = dict(module._modules)
-    return twin
+    other.__dict__["_modules"] = dict(module._modules)
+    return other
 
 
 # -- differences -----------------------------------------------------------------------------------

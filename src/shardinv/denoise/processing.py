@@ -69,6 +69,12 @@ class Activations:
     all: int
     inputs: int
 
+    def __add__(self, other: Activations) -> Activations:
+        """Of two calls."""
+        return Activations(
+            max(self.batch, other.batch), self.all + other.all, self.inputs + other.inputs
+        )
+
 
 @dataclass
 class _Run:
@@ -140,7 +146,6 @@ class DistributedProcessing(Denoiser):
         self._schedules: dict[tuple[tuple[int, ...], Partition | None, bool], Schedule] = {}
         self._shared = SharedWeights()
         self._activations: dict[Hashable, Activations] = {}
-        self.recompute: bool | None = None
         # Kept out of the table of submodules: the block has the network's own entries there.
         object.__setattr__(self, "processor", processor)
         if isinstance(processor, nn.Module):
@@ -151,8 +156,11 @@ class DistributedProcessing(Denoiser):
                 broadcast_tensors(ctx.comm, [*processor.parameters(), *processor.buffers()])
 
     processor: Callable[..., torch.Tensor]
-    recompute: bool | None
-    """Whether to recompute activations, where an algorithm around the block has decided it."""
+    # Set by an algorithm around the block: whether to compute activations anew, whether to measure
+    # what a call keeps for the backward pass, and what the calls since then keep.
+    recompute: bool | None = None
+    measure: bool = False
+    activations: Activations | None = None
 
     @property
     def max_batch_size(self) -> int | None:
@@ -342,23 +350,23 @@ class DistributedProcessing(Denoiser):
         mode = self.options.checkpoint_batches
         if mode != "auto":
             return mode == "always"
+        if self.recompute is not None and not self.measure:
+            return self.recompute
         if not schedule.batches or torch._C._functorch.peek_interpreter_stack() is not None:
             # The transforms of torch.func forbid the hooks by which activations are counted.
-            return False
+            return bool(self.recompute)
         key = (spec, schedule.batches, self.training, tuple(run.handles))
         found = self._activations.get(key)
         if found is None:
             found = self._activations[key] = self._measure(run, schedule, image, spec, args, kwargs)
-        self.activations = found
+        if self.measure:
+            self.activations = found if self.activations is None else self.activations + found
         if self.recompute is not None:
             return self.recompute
         if found.all <= found.batch:
             return False
         budget = self.options.memory
         return found.all > (SHARE * memory_left(self.ctx.device) if budget is None else budget)
-
-    activations: Activations | None = None
-    """What the latest call with a gradient keeps, where that was measured."""
 
     def _measure(
         self,
@@ -377,7 +385,7 @@ class DistributedProcessing(Denoiser):
             stacked, cut_args, cut_kwargs = _inputs(batch, image, spec, args, kwargs)
             one = activation_bytes(
                 self._call(run, batch),
-                [*run.handles.values(), stacked],
+                run.handles.values(),
                 stacked,
                 *cut_args,
                 **cut_kwargs,
@@ -385,11 +393,7 @@ class DistributedProcessing(Denoiser):
         finally:
             run.statistics = statistics
         windows = spec.shape[0] * spec.shape[1] * sum(sizes) * spec.dtype.itemsize
-        return Activations(
-            one + windows * max(sizes) // sum(sizes),
-            one * sum(sizes) // max(sizes) + windows,
-            windows,
-        )
+        return Activations(one, one * sum(sizes) // max(sizes), windows)
 
     def _run(
         self,

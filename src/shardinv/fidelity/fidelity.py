@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -16,6 +15,7 @@ from deepinv.utils.tensorlist import TensorList
 from shardinv.blocks import TiedToRanks, check_image, share_state
 from shardinv.context import DistributedContext
 from shardinv.exchange import TensorSpec, broadcast_tensors, fan_out
+from shardinv.fidelity.options import hand_over
 from shardinv.fidelity.posterior import dps_value, ilvr_gradient
 from shardinv.fidelity.proximal import dual_proximal
 from shardinv.fidelity.space import Local, measurements
@@ -31,6 +31,7 @@ from shardinv.physics import (
 )
 from shardinv.physics.measurements import entry_tensors
 from shardinv.physics.noise import common_seed, stream, stream_seed
+from shardinv.physics.slots import trained_slots
 from shardinv.physics.stacked import Measurements, sharding_of
 
 _LOCAL = (DistributedLocalPhysics, DistributedLocalStack)
@@ -88,7 +89,9 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
             raise ValueError(f"reduction must be 'sum', 'mean' or None, got {reduction!r}")
         self.ctx = ctx
         self.reduction = reduction
-        self.terms = Terms(source, ctx.device, num_operators, factory_kwargs)
+        self.terms = Terms(
+            source, ctx.device, num_operators, factory_kwargs, shared=ctx.world_size > 1
+        )
         for term in self.terms.modules():
             if type(term).__name__ in _COUPLED:
                 raise NotImplementedError(
@@ -160,12 +163,16 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
                 value = value_in_space(self.terms, x, y, space, args, kwargs)
             return value / self._count(space) if self._mean(physics) else value
         return self._sum(
-            lambda term, image, entry, op: term.forward(image, entry, op, *args, **kwargs),
+            lambda term, image, entry, op, given, options: term.forward(
+                image, entry, op, *given, **options
+            ),
             x,
             y,
             physics,
             gather,
             "fn",
+            args,
+            kwargs,
         )
 
     def grad(
@@ -203,51 +210,73 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
                 gradient = gradient_in_space(self.terms, x, y, space, args, kwargs)
             return gradient / self._count(space) if self._mean(physics) else gradient
         return self._sum(
-            lambda term, image, entry, op: _gradient(term, image, entry, op, args, kwargs),
+            _gradient,
             x,
             y,
             physics,
             gather,
             "grad",
+            args,
+            kwargs,
         )
 
     def _sum(
         self,
-        evaluate: Callable[[DataFidelity, torch.Tensor, Any, Any], torch.Tensor],
+        evaluate: Callable[..., torch.Tensor],
         x: torch.Tensor,
         y: Measurements,
         physics: DistributedStackedPhysics,
         reduce: bool,
         name: str,
+        args: Any,
+        kwargs: Mapping[str, Any],
     ) -> torch.Tensor:
-        with self.ctx.ledger.block(self.block):
+        with self.ctx.ledger.block(self.block), physics.trained.lent({}) as (_, tied):
             check_image(self.ctx, physics.first_use, x)
-            # Each call works with handles of its own of the terms' weights: their gradients are
-            # partial sums as well, and are summed over the ranks inside the graph.
-            weights = self.terms.weights() if torch.is_grad_enabled() else []
             image, token = physics.enter(x)
-            if weights:
-                handles, tied = fan_out(self.ctx.comm, *weights)
-                token = token + tied
-            else:
-                handles = []
+            given, options, told = hand_over(self.ctx.comm, physics.first_use, args, kwargs)
+            handles, weighed = self._weights(physics)
             owned = physics.own(y)
-            tracked = torch.is_grad_enabled() and (token.requires_grad or owned.token.requires_grad)
+            token = token + tied + told + weighed + owned.token
+            tracked = torch.is_grad_enabled() and token.requires_grad
 
             def parts() -> Iterator[torch.Tensor]:
                 for index, op in physics.operators.local_items():
                     # Some terms mark the very image they are given as in need of a gradient.
-                    given = image if image.requires_grad else image.detach()
+                    at = image if image.requires_grad else image.detach()
                     with self._stream(index):
-                        part = self.terms.call(index, handles, evaluate, given, owned[index], op)
+                        part = self.terms.call(
+                            index, handles, evaluate, at, owned[index], op, given, options
+                        )
                     # And some leave a graph of their own behind, whoever asks.
-                    yield part if tracked or _has_weights(op) else part.detach()
+                    yield part if tracked or trained_slots(op) else part.detach()
 
             self._draws += 1
             key = None if owned.key is None else (self.block, name, TensorSpec.of(x), owned.key)
             sharding = sharding_of(x) if name == "grad" else None
-            total = physics.sum_parts(parts(), token + owned.token, reduce, key, sharding)
+            total = physics.sum_parts(parts(), token, reduce, key, sharding)
         return total / len(physics) if self._mean(physics) else total
+
+    def _weights(
+        self, physics: DistributedStackedPhysics
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Handles of the terms' weights for a call, and the token that ties the call to them.
+
+        The weights' gradients are partial sums as well, and are summed over the ranks inside the
+        graph. Those of terms that a factory made are their rank's alone.
+        """
+        comm = self.ctx.comm
+        token = torch.zeros((), device=self.ctx.device)
+        if not torch.is_grad_enabled():
+            return [], token
+        if self.terms.made_later:
+            mine = [self.terms[index] for index in physics.ownership.mine]
+            count = sum(1 for term in mine for _ in term.parameters())
+            told = physics.first_use.facts("how many weights the terms have", self.block, count)
+            # Where one rank's result needs a gradient, all ranks' do.
+            return [], token.requires_grad_() if any(told) else token
+        weights = self.terms.weights()
+        return fan_out(comm, *weights) if weights else ([], token)
 
     def _check(self, physics: Any) -> None:
         if not isinstance(physics, (DistributedStackedPhysics, *_LOCAL)):
@@ -333,7 +362,7 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
         stepsize: float | torch.Tensor | None = None,
         crit_conv: float = 1e-5,
         max_iter: int = 100,
-        radius: float | None = None,
+        radius: float | torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         if kwargs:
@@ -345,16 +374,16 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
         step = torch.as_tensor(stepsize, device=x.device, dtype=x.real.dtype)
         weight = gamma / self._count(physics) if self._mean(physics) else gamma
 
-        def prox_distance(_: int, u: Any, entry: Any, scale: torch.Tensor) -> Any:
+        def prox_distance(u: Any, entry: Any, scale: torch.Tensor, weight: Any) -> Any:
             if isinstance(single, IndicatorL2):
-                return single.d.prox(u, entry, radius=radius)
+                return single.d.prox(u, entry, radius=weight)
             if isinstance(u, TensorList):
-                return TensorList([soft(a, b, scale) for a, b in zip(u.x, entry.x, strict=True)])
-            return soft(u, entry, scale)
+                pairs = zip(u.x, entry.x, strict=True)
+                return TensorList([soft(a, b, weight / scale) for a, b in pairs])
+            return soft(u, entry, weight / scale)
 
-        def soft(u: torch.Tensor, entry: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        def soft(u: torch.Tensor, entry: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
             # Not L1Distance.prox: softshrink takes a plain number only, and real values.
-            threshold = weight / scale
             if threshold.ndim == 1:
                 threshold = threshold.view(-1, *[1] * (u.ndim - 1))
             shift = u - entry
@@ -367,6 +396,7 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
             physics if space is None else space,
             prox_distance,
             step=step,
+            weight=radius if isinstance(single, IndicatorL2) else weight,
             crit_conv=crit_conv,
             max_iter=max_iter,
         )
@@ -386,8 +416,8 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
         return self._entrywise("prox_d_conjugate", u, y, args, kwargs)
 
     def _entrywise(self, name: str, u: Any, y: Any, args: Any, kwargs: Any) -> Any:
-        def apply(index: int, first: Any, second: Any) -> Any:
-            return getattr(self.terms[index], name)(first, second, *args, **kwargs)
+        def apply(term: DataFidelity, first: Any, second: Any, args: Any, kwargs: Any) -> Any:
+            return getattr(term, name)(first, second, *args, **kwargs)
 
         if isinstance(u, torch.Tensor):
             if self.terms.single is None:
@@ -395,13 +425,22 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
                     f"{name} of {self.terms.count} terms needs a list of points, one for each, "
                     "got a tensor"
                 )
-            return apply(0, u, y)
+            return apply(self.terms[0], u, y, args, kwargs)
         if len(u) != len(y):
             raise ValueError(f"{len(u)} points and {len(y)} measurements are given")
         if isinstance(u, OwnedMeasurements):
-            result = u.like({i: apply(i, entry, y[i]) for i, entry in u.local_items()})
+            args, kwargs, token = hand_over(u.comm, u.first_use, args, kwargs)
+            weights = self.terms.weights() if torch.is_grad_enabled() else []
+            handles, tied = fan_out(u.comm, *weights)
+            result = u.like(
+                {
+                    i: self.terms.call(i, handles, apply, entry, y[i], args, kwargs)
+                    for i, entry in u.local_items()
+                }
+            )
+            result.token = u.token + token + tied
             if isinstance(y, OwnedMeasurements):
-                result.token = u.token + y.token
+                result.token = result.token + y.token
             elif torch.is_grad_enabled() and any(
                 t.requires_grad for entry in y for t in entry_tensors(entry)
             ):
@@ -410,7 +449,9 @@ class DistributedDataFidelity(TiedToRanks, DataFidelity):
                     "need a gradient: make them know their owner too, with physics.own(y)"
                 )
             return result
-        return TensorList([apply(i, first, y[i]) for i, first in enumerate(u)])
+        return TensorList(
+            [apply(self.terms[i], first, y[i], args, kwargs) for i, first in enumerate(u)]
+        )
 
     def describe(self) -> str:
         """What is evaluated where, in words. What is sent, the physics' ``describe`` says."""
@@ -441,11 +482,6 @@ def _make_room_for_a_network(term: DataFidelity) -> None:
     if term.__dict__.get("denoiser", term) is None:
         del term.__dict__["denoiser"]
         term.register_module("denoiser", None)
-
-
-def _has_weights(op: Any) -> bool:
-    """Whether an operator has parameters, or buffers in the role of some, that are trained."""
-    return any(t.requires_grad for t in itertools.chain(op.parameters(), op.buffers()))
 
 
 def _check_whole(term: DataFidelity, gather: bool) -> None:

@@ -13,6 +13,7 @@ from deepinv.sampling import DPSDataFidelity, ILVRDataFidelity
 
 from shardinv.blocks import check_image
 from shardinv.exchange import TensorSpec
+from shardinv.fidelity.options import hand_over
 from shardinv.fidelity.space import measurements, operators_of, predictions, together
 from shardinv.physics import DistributedStackedLinearPhysics, DistributedStackedPhysics
 from shardinv.physics.space.block import LocalBlock
@@ -77,18 +78,19 @@ def dps_value(
             ]
         ).sum(0)
         return _guidance(term, total), denoised
-    with physics.ctx.ledger.block("fidelity"):
+    with physics.ctx.ledger.block("fidelity"), physics.trained.lent({}) as (_, tied):
         check_image(physics.ctx, physics.first_use, denoised, "the denoised image")
         image, token = physics.enter(denoised)
         owned = physics.own(y)
+        (level,), _, told = hand_over(physics.ctx.comm, physics.first_use, (sigma,), {})
 
         def parts() -> Any:
             for index, op in physics.operators.local_items():
-                yield _square(term, op, op.A(image), owned[index], sigma)
+                yield _square(term, op, op.A(image), owned[index], level)
 
         total = physics.sum_parts(
             parts(),
-            token + owned.token,
+            token + tied + told + owned.token,
             True,
             None
             if owned.key is None
@@ -172,6 +174,7 @@ def ilvr_gradient(
         solved: Any = space.A_dagger(together(space, residuals), layout=sharding_of(x))
         return term.weight * (solved if sharding_of(x) else gather(solved))
     owned = physics.own(y)
+    (sigma,), _, told = hand_over(physics.ctx.comm, physics.first_use, (sigma,), {})
     residual: dict[int, Any] = {}
     forward = physics.A(x, gather=False)
     for index, entry in forward.local_items():
@@ -181,5 +184,5 @@ def ilvr_gradient(
         residual[index] = difference / term._guidance_strength(operator, sigma, difference)
     keyed = forward.key is not None and owned.key is not None
     result = forward.like(residual, key=("ilvr", forward.key, owned.key) if keyed else None)
-    result.token = forward.token + owned.token
+    result.token = forward.token + owned.token + told
     return term.weight * physics.A_dagger(result, layout=sharding_of(x))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from shardinv.exchange import all_reduce
+from shardinv.fidelity.options import hand_over
 from shardinv.fidelity.space import Local, adjoint
 from shardinv.physics import DistributedStackedLinearPhysics, OwnedMeasurements
 from shardinv.physics.measurements import Measurement, entry_tensors
@@ -18,9 +19,10 @@ def dual_proximal(
     x: torch.Tensor,
     y: OwnedMeasurements | Sequence[Measurement],
     physics: DistributedStackedLinearPhysics | Local,
-    prox_distance: Callable[[int, Any, Any, torch.Tensor], Any],
+    prox_distance: Callable[[Any, Any, torch.Tensor, Any], Any],
     *,
     step: torch.Tensor,
+    weight: Any,
     crit_conv: float,
     max_iter: int,
 ) -> torch.Tensor:
@@ -35,9 +37,11 @@ def dual_proximal(
     physics
         The operators.
     prox_distance
-        ``prox(index, u, y_i, step)``, the proximal operator of :math:`d_i / \mathrm{step}` at u.
+        ``prox(u, y_i, step, weight)``, the proximal operator of :math:`d_i / \mathrm{step}` at u.
     step
         At most the inverse of the stack's squared norm.
+    weight
+        A further parameter of the distance.
     crit_conv
         Stop when the dual variable's relative change falls below this.
     max_iter
@@ -52,6 +56,12 @@ def dual_proximal(
     """
     t = x
     u: dict[int, Any] = {}
+    token = torch.zeros((), device=x.device)
+    if isinstance(y, OwnedMeasurements):
+        # Every rank uses them for its own measurements.
+        (step, weight), _, token = hand_over(y.comm, y.first_use, (step, weight), {})
+        token = token + y.token
+    tied = token
     for iteration in range(max_iter):
         forward = physics.A(t, gather=False)
         if isinstance(forward, OwnedMeasurements):
@@ -61,7 +71,7 @@ def dual_proximal(
         new, changes = {}, {}
         for index, image in predicted.items():
             v = image * step if not u else u[index] + image * step
-            new[index] = v - prox_distance(index, v / step, y[index], step) * step
+            new[index] = v - prox_distance(v / step, y[index], step, weight) * step
             changes[index] = new[index] - u[index] if u else new[index]
         squares = torch.stack([_squared_norm(changes, x), _squared_norm(new, x)])
         u = new
@@ -69,6 +79,7 @@ def dual_proximal(
             # Norms of sharded entries are over all ranks already.
             squares = all_reduce(physics.ctx.comm, squares)
             dual: Any = forward.like(u, key=forward.key)
+            dual.token = tied = tied + forward.token
             t = x - physics.A_adjoint(dual, layout=sharding_of(x))
         else:
             t = x - adjoint(physics, x, list(u.values()))

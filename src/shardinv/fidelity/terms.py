@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from deepinv.optim.data_fidelity import DataFidelity, StackedPhysicsDataFidelity
 from torch.func import functional_call
+
+from shardinv.physics.operators import borrows
 
 FidelityFactory: TypeAlias = Callable[..., DataFidelity]
 FidelitySource: TypeAlias = DataFidelity | Sequence[DataFidelity] | FidelityFactory
@@ -28,6 +31,8 @@ class Terms:
         How many terms a factory makes; with a list, a check.
     factory_kwargs
         Handed to the factory as its third argument.
+    shared
+        Whether terms are those of several ranks.
 
     Raises
     ------
@@ -43,7 +48,9 @@ class Terms:
         device: torch.device,
         num_operators: int | None = None,
         factory_kwargs: Mapping[str, Any] | None = None,
+        shared: bool = True,
     ) -> None:
+        self._shared = shared
         if isinstance(source, StackedPhysicsDataFidelity):
             source = list(source.data_fidelity_list)
         self.single: DataFidelity | None = None
@@ -84,6 +91,13 @@ class Terms:
                 raise TypeError(
                     f"the factory made a {type(term).__name__} for operator {index}, "
                     "a deepinv.optim.DataFidelity is needed"
+                )
+            make = functools.partial(self._factory, index, self._device, self._factory_kwargs)
+            if self._shared and borrows(term, make):
+                raise ValueError(
+                    f"the factory gives term {index} a tensor that needs a gradient and exists "
+                    "outside the factory: other ranks would miss its gradient. Distribute a list "
+                    "of fidelities"
                 )
             self._made[index] = term.to(self._device)
         return self._made[index]

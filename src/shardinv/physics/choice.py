@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from shardinv.context import DistributedContext
 from shardinv.physics.linear import DistributedStackedLinearPhysics
 from shardinv.physics.measurements import OwnedMeasurements
@@ -97,8 +99,14 @@ def _by_layout(name: str) -> Callable[..., Any]:
     @functools.wraps(by_operator)
     def method(self: DistributedStackByLayout, *args: Any, **kwargs: Any) -> Any:
         space = self.by_space(*args, *kwargs.values())
+        # Operators keep the parameters that a call gives them: so do those that did not run.
+        kept = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
         if space is None:
+            if kept:
+                self.space.update_parameters(**kept)
             return by_operator(self, *args, **kwargs)
+        if kept:
+            DistributedStackedLinearPhysics.update_parameters(self, **kept)
         # The solver's settings are this block's, whoever runs it.
         space.solver, space.max_iter, space.tol = self.solver, self.max_iter, self.tol
         result = getattr(space, name)(*args, **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +13,7 @@ from deepinv.physics import LinearPhysics, StackedLinearPhysics, StackedPhysics
 from deepinv.utils.tensorlist import TensorList
 
 from shardinv.context import DistributedContext
-from shardinv.exchange import TensorSpec, gather_list
+from shardinv.exchange import TensorSpec, gather_list, sum_over_ranks
 from shardinv.physics.measurements import Measurement, OwnedMeasurements
 from shardinv.physics.noise import rank_zero_random
 from shardinv.physics.operators import DealtOperators
@@ -89,11 +89,12 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
             If there are more or fewer measurements than operators, or one is on another device.
         """
         return self._sum_images(
-            lambda _, op, __, entry: op.A_adjoint(entry, **kwargs),
+            lambda _, op, __, entry, given: op.A_adjoint(entry, **given),
             None,
             y,
             gather and reduce_op is not None,
             "A_adjoint",
+            kwargs,
             layout,
         )
 
@@ -119,11 +120,12 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
     ) -> Any:
         r"""Apply :math:`\sum_i A_i^\top A_i` in one reduction; no measurement leaves its rank."""
         return self._sum_images(
-            lambda _, op, image, __: op.A_adjoint_A(image, **kwargs),
+            lambda _, op, image, __, given: op.A_adjoint_A(image, **given),
             x,
             None,
             gather and reduce_op is not None,
             "A_adjoint_A",
+            kwargs,
         )
 
     def A_A_adjoint(self, y: Measurements, gather: bool = True, **kwargs: Any) -> Any:
@@ -219,13 +221,13 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
                 "owner's. Give a small one, whose shape the operators take"
             )
         bound = torch.zeros((), device=self.ctx.device, dtype=x0.real.dtype)
-        with source:
+        with self._work(), source, self.trained.lent(kwargs) as (given, tied):
             for _, operator in self.operators.local_items():
                 bound = bound + operator.compute_sqnorm(
-                    x0, max_iter=max_iter, tol=tol, verbose=False, **kwargs
+                    x0, max_iter=max_iter, tol=tol, verbose=False, **given
                 )
-        if gather:
-            self.ctx.all_reduce(bound)
+            if gather:
+                bound = sum_over_ranks(self.ctx.comm, bound, tied)
         return bound / len(self) if self.reduction_name == "mean" else bound
 
     def A_dagger(  # type: ignore[override]
@@ -260,11 +262,12 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
         """
         if local_only:
             mean = self._sum_images_plainly(
-                lambda op, entry: op.A_dagger(
-                    entry, solver=solver, max_iter=max_iter, tol=tol, **kwargs
+                lambda op, entry, given: op.A_dagger(
+                    entry, solver=solver, max_iter=max_iter, tol=tol, **given
                 ),
                 y,
                 gather,
+                kwargs,
             )
             return mean / len(self)
         remember(self, solver, max_iter, tol)
@@ -332,14 +335,19 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, StackedLinearPh
 
     def _sum_images_plainly(
         self,
-        function: Callable[[Any, Measurement], torch.Tensor],
+        function: Callable[[Any, Measurement, Mapping[str, Any]], torch.Tensor],
         y: Measurements,
         reduce: bool,
+        kwargs: Mapping[str, Any],
     ) -> torch.Tensor:
         with self._work():
             owned = self.own(y)
-            parts = (function(self.operators[index], entry) for index, entry in owned.local_items())
-            return self.sum_parts(parts, owned.token, reduce, None)
+            with self.trained.lent(kwargs) as (given, tied):
+                parts = (
+                    function(self.operators[index], entry, given)
+                    for index, entry in owned.local_items()
+                )
+                return self.sum_parts(parts, owned.token + tied, reduce, None)
 
 
 def reduction_of(stack: StackedPhysics) -> str | None:

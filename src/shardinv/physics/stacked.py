@@ -28,6 +28,7 @@ from shardinv.physics.measurements import Measurement, OwnedMeasurements, Owners
 from shardinv.physics.noise import common_seed, rank_zero_random, stream, stream_seed
 from shardinv.physics.operators import DealtOperators, OwnedOperators
 from shardinv.physics.summing import add_up
+from shardinv.physics.trained import TrainedTensors
 from shardinv.tensor import LayoutError, ShardedTensor, Sharding, deliver, fetch_tied
 
 Measurements: TypeAlias = TensorList | Sequence[Measurement] | OwnedMeasurements
@@ -51,7 +52,10 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
 
     Notes
     -----
-    Operators are called by their owner alone. Random numbers of the noise models are drawn from a
+    Operators are called by their owner alone. The gradient of a tensor that they hold, or are given
+    as a keyword argument, is the undistributed one on every rank; it raises where it would not be.
+    Of operators that a factory made, tensors are their owner's, and so is their gradient. Random
+    numbers of the noise models are drawn from a
     stream for each operator, so noise does not depend on the number of ranks.
     """
 
@@ -65,6 +69,9 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         self.costs = dealt.costs
         self._generators = dealt.generators
         self.first_use = FirstUse(ctx.comm, every_call=ctx.debug)
+        self.trained = TrainedTensors(
+            ctx.comm, self.first_use, dealt.operators, dealt.trained, dealt.alone
+        )
 
     # -- forward ---------------------------------------------------------------------------------
 
@@ -92,7 +99,9 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         """
         kwargs = _operator_options(reduce_op, kwargs)
         with self._work():
-            owned = self._apply_all(x, lambda _, op, image: op.A(image, **kwargs), "A", kwargs)
+            owned = self._apply_all(
+                x, lambda _, op, image, given: op.A(image, **given), "A", kwargs
+            )
             return owned.gather() if gather else owned
 
     def forward(
@@ -114,9 +123,11 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         kwargs = _operator_options(reduce_op, kwargs)
         base = common_seed(self.ctx)
 
-        def measure(index: int, op: Physics, image: torch.Tensor) -> Measurement:
-            clean = op.A(image, **kwargs)
-            return op.sensor(self._noisy(index, op, clean, base, kwargs))
+        def measure(
+            index: int, op: Physics, image: torch.Tensor, given: Mapping[str, Any]
+        ) -> Measurement:
+            clean = op.A(image, **given)
+            return op.sensor(self._noisy(index, op, clean, base, given))
 
         with self._work():
             owned = self._apply_all(x, measure, "forward", kwargs)
@@ -126,13 +137,17 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         """Add each operator's noise to its measurement; a list gives a list of its kind."""
         base = common_seed(self.ctx)
         return self._map_measurements(
-            y, lambda index, op, entry: self._noisy(index, op, entry, base, kwargs), gather, "noise"
+            y,
+            lambda index, op, entry, given: self._noisy(index, op, entry, base, given),
+            gather,
+            "noise",
+            kwargs,
         )
 
     def sensor(self, y: Measurements, gather: bool = True, **kwargs: Any) -> Any:
         """Apply each operator's sensor model; a list gives a list of its kind."""
         return self._map_measurements(
-            y, lambda _, op, entry: op.sensor(entry, **kwargs), gather, "sensor"
+            y, lambda _, op, entry, given: op.sensor(entry, **given), gather, "sensor", kwargs
         )
 
     def _noisy(
@@ -167,11 +182,12 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
             ``gather=False`` or ``reduce_op=None`` leaves this rank's part, not summed over ranks.
         """
         return self._sum_images(
-            lambda _, op, image, entry: op.A_vjp(image, entry, **kwargs),
+            lambda _, op, image, entry, given: op.A_vjp(image, entry, **given),
             x,
             v,
             gather and reduce_op is not None,
             "A_vjp",
+            kwargs,
         )
 
     def A_jvp(self, x: torch.Tensor, v: torch.Tensor, gather: bool = True) -> Any:
@@ -179,7 +195,10 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         with self._work():
             shared, token = self.enter(v)
             owned = self._apply_all(
-                x, lambda _, op, image: torch.func.jvp(op.A, (image,), (shared,))[1], "A_jvp", {}
+                x,
+                lambda _, op, image, __: torch.func.jvp(op.A, (image,), (shared,))[1],
+                "A_jvp",
+                {},
             )
             owned.token = owned.token + token
             return owned.gather() if gather else owned
@@ -230,48 +249,56 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
     def _apply_all(
         self,
         x: torch.Tensor,
-        function: Callable[[int, Physics, torch.Tensor], Measurement],
+        function: Callable[[int, Physics, torch.Tensor, Mapping[str, Any]], Measurement],
         name: str,
         kwargs: Mapping[str, Any],
     ) -> OwnedMeasurements:
         spec = check_image(self.ctx, self.first_use, x)
         image, token = self.enter(x)
-        entries = {index: function(index, op, image) for index, op in self.operators.local_items()}
+        with self.trained.lent(kwargs) as (given, tied):
+            entries = {
+                index: function(index, op, image, given)
+                for index, op in self.operators.local_items()
+            }
         return OwnedMeasurements(
             entries,
             self.ownership,
             self.ctx.comm,
             self.first_use,
-            token,
+            token + tied,
             key=(name, spec, _kind(kwargs)),
         )
 
     def _map_measurements(
         self,
         y: Measurements,
-        function: Callable[[int, Physics, Measurement], Measurement],
+        function: Callable[[int, Physics, Measurement, Mapping[str, Any]], Measurement],
         gather: bool,
         name: str,
+        kwargs: Mapping[str, Any],
     ) -> Any:
         with self._work():
             full = not isinstance(y, OwnedMeasurements)
             owned = self.own(y)
-            result = owned.like(
-                {
-                    index: function(index, self.operators[index], entry)
-                    for index, entry in owned.local_items()
-                },
-                key=None if owned.key is None else (name, owned.key),
-            )
+            with self.trained.lent(kwargs) as (given, tied):
+                result = owned.like(
+                    {
+                        index: function(index, self.operators[index], entry, given)
+                        for index, entry in owned.local_items()
+                    },
+                    key=None if owned.key is None else (name, owned.key),
+                )
+            result.token = owned.token + tied
             return result.gather() if gather and full else result
 
     def _sum_images(
         self,
-        function: Callable[[int, Physics, Any, Measurement], torch.Tensor],
+        function: Callable[[int, Physics, Any, Measurement, Mapping[str, Any]], torch.Tensor],
         x: torch.Tensor | None,
         y: Measurements | None,
         reduce: bool,
         name: str,
+        kwargs: Mapping[str, Any],
         sharding: Sharding | None = None,
     ) -> Any:
         """Sum over all operators what each makes of the image and of its measurement."""
@@ -286,13 +313,15 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
             if owned is not None:
                 token = owned.token if token is None else token + owned.token
             assert token is not None
-            parts = (
-                function(index, op, image, None if owned is None else owned[index])
-                for index, op in self.operators.local_items()
-            )
             kind = () if owned is None else owned.key
-            key = None if kind is None else (name, None if x is None else TensorSpec.of(x), kind)
-            return self._reduce_images(parts, token, reduce, key, sharding)
+            image_kind = None if x is None else TensorSpec.of(x)
+            key = None if kind is None else (name, image_kind, kind, _kind(kwargs))
+            with self.trained.lent(kwargs) as (given, tied):
+                parts = (
+                    function(index, op, image, None if owned is None else owned[index], given)
+                    for index, op in self.operators.local_items()
+                )
+                return self._reduce_images(parts, token + tied, reduce, key, sharding)
 
     def enter(self, x: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """Hand an image to this rank's operators: whole, as each of them needs it.
@@ -477,9 +506,13 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
             self.operators[index].set_noise_model(noise_model, **kwargs)
 
     def update_parameters(self, **kwargs: Any) -> None:
-        """Update parameters of every operator, each on the rank that owns it."""
-        for _, operator in self.operators.local_items():
-            operator.update_parameters(**kwargs)
+        """Update parameters of every operator, each on the rank that owns it.
+
+        To be called on every rank: the gradient of a tensor that needs one is every rank's.
+        """
+        with self._work(), self.trained.lent(kwargs) as (given, _):
+            for _, operator in self.operators.local_items():
+                operator.update_parameters(**given)
 
     def describe(self) -> str:
         """How the operators are laid out: who has what, how even the deal is, what is sent."""

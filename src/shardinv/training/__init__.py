@@ -2,6 +2,14 @@
 
 from shardinv.training.parameters import average_gradients
 from shardinv.training.solvers import SOLVERS, distribute_solver
-from shardinv.training.unrolled import distribute_unrolled
+from shardinv.training.undistribute import undistribute
+from shardinv.training.unrolled import distribute_unrolled, is_unrolled
 
-__all__ = ["SOLVERS", "average_gradients", "distribute_solver", "distribute_unrolled"]
+__all__ = [
+    "SOLVERS",
+    "average_gradients",
+    "distribute_solver",
+    "distribute_unrolled",
+    "is_unrolled",
+    "undistribute",
+]

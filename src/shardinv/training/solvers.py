@@ -43,6 +43,11 @@ def distribute_solver(model: Solver) -> Solver:
     return model
 
 
+def solver_class(kind: type) -> type:
+    """The class that a solver had before it was distributed; any other class as it is."""
+    return kind.__bases__[0] if "on_shards" in kind.__dict__ else kind
+
+
 def _inside(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -8,10 +8,12 @@ from deepinv.physics import Physics, StackedPhysics
 
 from shardinv.context import DistributedContext
 from shardinv.context.images import Mesh
+from shardinv.exchange import broadcast_tensors
 from shardinv.physics.linear import reduction_of
 from shardinv.physics.noise import (
     Generators,
 )
+from shardinv.physics.space.block import LocalBlock
 from shardinv.physics.space.linear import DistributedLocalPhysics
 from shardinv.physics.space.registry import make_local_form
 from shardinv.physics.space.stack import DistributedLocalStack
@@ -48,6 +50,10 @@ def local_physics(
         If an operator has no local form; names it and says why.
     shardinv.physics.space.LocalFormError
         If a local form is not its operator.
+
+    Notes
+    -----
+    Kernels and maps that need a gradient get rank 0's values.
     """
     if isinstance(source, StackedPhysics) or (
         isinstance(source, Sequence) and not isinstance(source, Physics)
@@ -59,8 +65,24 @@ def local_physics(
             )
         forms = [make_local_form(operator, verify) for operator in operators]
         reduction = reduction_of(source) if isinstance(source, StackedPhysics) else "sum"
-        return DistributedLocalStack(
+        stack = DistributedLocalStack(
             ctx, forms, operators, reduction, mesh=mesh, align=align, generators=generators
         )
+        _give_all_ranks(stack)
+        return stack
     form = make_local_form(source, verify)
-    return DistributedLocalPhysics(ctx, form, source, mesh=mesh, align=align)
+    physics = DistributedLocalPhysics(ctx, form, source, mesh=mesh, align=align)
+    _give_all_ranks(physics)
+    return physics
+
+
+def _give_all_ranks(block: LocalBlock) -> None:
+    """Rank 0's values of the kernels and maps that are trained."""
+    tensors = {
+        id(tensor): tensor
+        for tensor in (*block.program.parameters(), *block.program.buffers())
+        if tensor.requires_grad and tensor.is_leaf
+    }
+    if tensors:
+        with block.ctx.ledger.block(block.block):
+            broadcast_tensors(block.ctx.comm, [tensor.detach() for tensor in tensors.values()])

@@ -82,7 +82,8 @@ def check_kernel(values: torch.Tensor, kernel: torch.Tensor) -> None:
             raise ValueError(
                 f"a kernel of shape {tuple(kernel.shape)} needs {own} {name}, the image has {image}"
             )
-    if values.dtype != kernel.dtype:
+    # Under autocast the convolution converts both.
+    if values.dtype != kernel.dtype and not torch.is_autocast_enabled(values.device.type):
         raise ValueError(
             f"the image is {values.dtype}, the kernel {kernel.dtype}: convert one of them "
             "(physics.to(x.dtype))"

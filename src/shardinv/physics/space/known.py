@@ -226,7 +226,7 @@ def decolorize(operator: Any) -> LocalMixture:
 @register_local_form(HyperSpectralUnmixing)
 def unmixing(operator: Any) -> LocalMixture:
     """A matrix that mixes channels."""
-    return LocalMixture(operator.M.mT)
+    return LocalMixture(operator.M.mT, name="M")
 
 
 @register_local_form(ComposedPhysics)

@@ -112,7 +112,8 @@ class DistributedLocalPhysics(LocalBlock):
         if self.branch.cut_for is None:
             self.program.routes(self.program.image_of([x]))
             stages = self.branch.chain.stages
-        return noisy.like(stages[0].after_noise(noisy.to_local(), noisy.box))
+        ((kernels,),) = self.program.kernels()
+        return noisy.like(stages[0].after_noise(noisy.to_local(), noisy.box, kernels))
 
     def update_parameters(self, **kwargs: Any) -> None:
         """Update the operator's parameters by their names; images and masks are whole ones."""

@@ -160,7 +160,9 @@ class LocalOperator(nn.Module, ABC):
         """
         return self
 
-    def after_noise(self, values: torch.Tensor, out_box: Box) -> torch.Tensor:
+    def after_noise(
+        self, values: torch.Tensor, out_box: Box, kernels: Kernels | None = None
+    ) -> torch.Tensor:
         """What the operator does to a noisy measurement; nothing, for most."""
         return values
 

@@ -72,7 +72,14 @@ class LocalMultiplication(PointwiseOperator):
     @property
     def kernels(self) -> dict[str, torch.Tensor]:
         """The mask, if it needs a gradient."""
-        return {"mask": self.mask} if self.mask.requires_grad else {}
+        if not self.mask.requires_grad:
+            return {}
+        if self.held is not None:
+            raise ValueError(
+                "this mask was cut to the boxes of an image before it needed a gradient: give the "
+                "whole one anew, on every rank (physics.update_parameters(mask=...))"
+            )
+        return {"mask": self.mask}
 
     @property
     def lead(self) -> tuple[int, int]:
@@ -159,9 +166,11 @@ class LocalMultiplication(PointwiseOperator):
             return self
         return LocalMultiplication(mask.to(self.mask), masks_noise=self.masks_noise)
 
-    def after_noise(self, values: torch.Tensor, out_box: Box) -> torch.Tensor:
+    def after_noise(
+        self, values: torch.Tensor, out_box: Box, kernels: Kernels | None = None
+    ) -> torch.Tensor:
         """The noisy measurement times the mask, where the operator masks its noise."""
-        return self._multiply(values, out_box, None, False) if self.masks_noise else values
+        return self._multiply(values, out_box, kernels, False) if self.masks_noise else values
 
 
 class LocalMixture(PointwiseOperator):
@@ -171,13 +180,16 @@ class LocalMixture(PointwiseOperator):
     ----------
     matrix
         ``(outputs, channels)``.
+    name
+        Name of the matrix's transpose as a parameter of the operator, if it can be updated.
     """
 
     matrix: torch.Tensor
 
-    def __init__(self, matrix: torch.Tensor) -> None:
+    def __init__(self, matrix: torch.Tensor, name: str | None = None) -> None:
         super().__init__()
         register(self, "matrix", matrix)
+        self.name = name
 
     @property
     def kernels(self) -> dict[str, torch.Tensor]:
@@ -223,6 +235,13 @@ class LocalMixture(PointwiseOperator):
         """Mix by the conjugate transpose."""
         matrix = (kernels or self.kernels)["matrix"]
         return fill(self._mix(values, matrix.mH), out_box, window)
+
+    def update(self, **values: Any) -> LocalOperator:
+        """Another matrix, given as its transpose."""
+        transposed = None if self.name is None else values.get(self.name)
+        if not isinstance(transposed, torch.Tensor):
+            return self
+        return LocalMixture(transposed.mT.to(self.matrix), self.name)
 
 
 def crop_to(values: torch.Tensor, window: Box, box: Box) -> torch.Tensor:

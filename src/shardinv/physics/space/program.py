@@ -222,7 +222,7 @@ class LocalProgram(nn.Module):
         return [
             self._forward(branch, route, own, values, routes.first)
             for branch, route, own in zip(
-                self._branches(), routes.branches, self._kernels(), strict=True
+                self._branches(), routes.branches, self.kernels(), strict=True
             )
         ]
 
@@ -245,7 +245,7 @@ class LocalProgram(nn.Module):
         parts = (
             self._backward(branch, route, own, y, routes.first)
             for branch, route, own, y in zip(
-                self._branches(), routes.branches, self._kernels(), measurements, strict=True
+                self._branches(), routes.branches, self.kernels(), measurements, strict=True
             )
         )
         windows = [_sum(parts)] if together else list(parts)
@@ -276,7 +276,7 @@ class LocalProgram(nn.Module):
         total = _sum(
             part(index, branch, route, own)
             for index, (branch, route, own) in enumerate(
-                zip(self._branches(), routes.branches, self._kernels(), strict=True)
+                zip(self._branches(), routes.branches, self.kernels(), strict=True)
             )
         )
         return ShardedTensor.wrap(self._return(total, routes.first), x.sharding)
@@ -350,8 +350,8 @@ class LocalProgram(nn.Module):
         # Every rank has a local part, if of no pixel: the parts themselves keep the ranks in step.
         return torch.zeros((), device=self.comm.device)
 
-    def _kernels(self) -> list[list[Kernels]]:
-        """The kernels of every stage, such that their gradients are summed over the ranks."""
+    def kernels(self) -> list[list[Kernels]]:
+        """Every branch's and stage's kernels, such that gradients are summed over the ranks."""
         own = [[dict(stage.kernels) for stage in b.chain.stages] for b in self._branches()]
         places = [(kernels, name) for stages in own for kernels in stages for name in kernels]
         if not places:

@@ -68,6 +68,12 @@ class LocalVaryingBlur(LocalOperator):
         """The filters, and the maps if they need a gradient."""
         found = {"filters": self.filters}
         if self.multipliers.requires_grad:
+            if self.held is not None:
+                raise ValueError(
+                    "these multipliers were cut to the boxes of an image before they needed a "
+                    "gradient: give the whole ones anew, on every rank "
+                    "(physics.update_parameters(multipliers=...))"
+                )
             found["multipliers"] = self.multipliers
         return found
 
