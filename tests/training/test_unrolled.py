@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from deepinv.models import DnCNN
-from deepinv.optim import ADMM, DRS, FISTA, GD, HQS, MD, PDCP, PGD, PMD
+from deepinv.optim import ADMM, DRS, FISTA, GD, HQS, MD, MLEM, OSEM, PDCP, PGD, PMD
 from deepinv.optim.bregman import Bregman
-from deepinv.optim.data_fidelity import L2, StackedPhysicsDataFidelity
+from deepinv.optim.data_fidelity import L2, PoissonLikelihood, StackedPhysicsDataFidelity
 from deepinv.optim.prior import RED, PnP, Tikhonov, TVPrior
 from deepinv.physics import Blur, StackedLinearPhysics
 from torch import nn
@@ -104,7 +104,7 @@ def whole(x: Any) -> torch.Tensor:
 def leaves(y: Any, ctx: DistributedContext | None = None) -> Any:
     """Measurements that need a gradient, as the one operator or the stack takes them."""
     if not isinstance(y, torch.Tensor):
-        return type(y)([leaves(y[i]) for i in range(len(y))])
+        return type(y)([leaves(y[i], ctx) for i in range(len(y))])
     return (y.clone() if ctx is None else ctx.shard(y)).requires_grad_()
 
 
@@ -177,6 +177,39 @@ def test_output_and_gradients(pool: WorkerPool, world_size: int) -> None:
     for sharded in (False, True):
         tiles = TILES if world_size != 3 else {}  # one tile: two ranks have none
         assert_same_on_every_rank(pool.run(compare, tiles, sharded, world_size=world_size))
+
+
+def expectation_maximisation(ctx: DistributedContext) -> list[Any]:
+    """MLEM of one operator and OSEM of several, by space: a rank has its part of all of them."""
+    x = image(0).abs() + 0.1
+    options = {"max_iter": 2, "g_param": 0.1, "lambda_reg": 0.05, "unfold": True}
+    found = []
+    for make, count in ((MLEM, 1), (OSEM, 2)):
+        parts = [blur(seed) for seed in range(5, 5 + count)]
+        with quiet():
+            again = [blur(seed) for seed in range(5, 5 + count)]
+            ours = distribute(again if count > 1 else again[0], ctx, strategy="space")
+        physics: Any = StackedLinearPhysics(parts) if count > 1 else parts[0]
+        y = physics.A(x)
+
+        def solver(fidelity: Any, make: Any = make) -> Any:
+            prior = RED(Smooth())
+            return make(fidelity, prior, trainable_params=["lambda"], **options).double()
+
+        terms = [PoissonLikelihood(denormalize=False) for _ in range(count)]
+        reference = solver(StackedPhysicsDataFidelity(terms) if count > 1 else terms[0])
+        theirs = outcome(reference, leaves(y), physics, x)
+        for sharded in (False, True):
+            model = distribute(solver(PoissonLikelihood(denormalize=False)), ctx, **TILES)
+            data = leaves(y, ctx) if sharded else leaves(y)
+            mine = outcome(model, data, ours, x_like(x, ctx, sharded))
+            assert_close(mine, theirs, 1e-9, f"{make.__name__}, sharded: {sharded}")
+            found.append(mine)
+    return found
+
+
+def test_expectation_maximisation(pool: WorkerPool) -> None:
+    assert_same_on_every_rank(pool.run(expectation_maximisation, world_size=2))
 
 
 class Learned(nn.Module):

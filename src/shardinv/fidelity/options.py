@@ -34,7 +34,7 @@ def hand_over(
     DisagreementError
         If another rank's tensors have other shapes, types, or needs of a gradient.
     """
-    named: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     tensors = {
         name: value
         for name, value in named.items()

@@ -21,6 +21,7 @@ from shardinv.physics import (
     DistributedStackByLayout,
     DistributedStackedPhysics,
 )
+from shardinv.training.memory import keep_iterations
 from shardinv.training.solvers import solver_class
 
 _OPERATORS = (
@@ -116,6 +117,7 @@ def _undo(module: Any, done: dict[int, Any]) -> Any:
             del module._modules[name]  # a function is no submodule, and takes its place
             setattr(module, name, plain)
     if isinstance(module, BaseOptim):
+        keep_iterations(module)
         # One that isn't unrolled has them in plain lists.
         for name in ("data_fidelity", "prior"):
             if isinstance(module.__dict__.get(name), list):

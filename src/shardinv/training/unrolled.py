@@ -7,7 +7,7 @@ and the fixed-point iteration in the backward pass of an equilibrium, run as the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from deepinv.optim import BaseOptim, DataFidelity
@@ -20,8 +20,6 @@ from shardinv.exchange import broadcast_tensors
 from shardinv.fidelity import DistributedDataFidelity
 from shardinv.training.memory import checkpoint_iterations
 from shardinv.training.solvers import distribute_solver
-
-Block = TypeVar("Block", bound=nn.Module)
 
 
 def is_unrolled(model: BaseOptim) -> bool:
