@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from deepinv.loss import Loss
 from deepinv.models import Denoiser
 from deepinv.optim import BaseOptim, DataFidelity
 from deepinv.optim.data_fidelity import StackedPhysicsDataFidelity
 from deepinv.optim.prior import Prior
 from deepinv.physics import Physics
+from deepinv.training import Trainer
 from torch import nn
 
 from shardinv.context import DistributedContext
@@ -22,7 +24,9 @@ from shardinv.physics.build import distribute_physics
 from shardinv.training import (
     SOLVERS,
     average_gradients,
+    distribute_loss,
     distribute_solver,
+    distribute_trainer,
     distribute_unrolled,
     is_unrolled,
 )
@@ -36,6 +40,8 @@ TYPES = (
     "prior",
     "module",
     "solver",
+    "loss",
+    "trainer",
     "parameters",
 )
 GATHER_STRATEGIES = ("naive", "concatenated", "broadcast")
@@ -71,6 +77,8 @@ _MEANT_FOR = {
     "prior": _NETWORK,
     "module": {*_NETWORK, "checkpoint"},
     "solver": set(),
+    "loss": set(),
+    "trainer": set(),
     "parameters": set(),
 }
 
@@ -103,6 +111,9 @@ def distribute(
         * another solver of ``deepinv.optim`` or a sampler of ``deepinv.sampling``: in place; what
           it makes lies on the ranks as its iterate, its fidelity, priors and networks stay as they
           are;
+        * a loss of ``deepinv.loss``: in place; its random draws are rank 0's on every rank, and it
+          takes the measurements of a stack and sharded images;
+        * a ``deepinv.Trainer``: in place; one that trains a distributed model is so by itself;
         * a ``Parameter`` or a list of them, used by ranks on data of their own: gradients are
           averaged.
     ctx
@@ -110,7 +121,8 @@ def distribute(
     type_object
         What the object is, where it can't be told: ``"physics"``, ``"linear_physics"``,
         ``"data_fidelity"``, ``"denoiser"``, ``"prior"``, ``"module"`` (a solver with
-        ``unfold=True``), ``"solver"``, ``"parameters"``.
+        ``unfold=True``), ``"solver"``, ``"loss"``, ``"trainer"``,
+        ``"parameters"``.
     num_operators : int
         How many operators or fidelities a factory makes.
     factory_kwargs : mapping
@@ -208,6 +220,10 @@ def distribute(
         )
     if kind == "solver":
         return distribute_solver(object)
+    if kind == "loss":
+        return distribute_loss(object, ctx)
+    if kind == "trainer":
+        return distribute_trainer(object, ctx)
     if kind == "data_fidelity":
         return _distribute_fidelity(object, ctx, given)
     if kind == "parameters":
@@ -267,6 +283,8 @@ _NAMED: dict[str, tuple[type | tuple[type, ...], str, bool]] = {
     "denoiser": (nn.Module, "a network", True),
     "prior": (Prior, "a Prior", False),
     "solver": (SOLVERS, "a solver or a sampler", False),
+    "loss": (Loss, "a Loss", False),
+    "trainer": (Trainer, "a Trainer", False),
     "parameters": ((nn.Parameter, Iterable), "a Parameter or a list of them", False),
 }
 
@@ -306,6 +324,10 @@ def _kind(object: Any, type_object: str | None, options: Mapping[str, Any]) -> s
         return "parameters"
     if isinstance(object, SOLVERS):
         return "module" if is_unrolled(object) else "solver"
+    if isinstance(object, Loss):
+        return "loss"
+    if isinstance(object, Trainer):
+        return "trainer"
     if isinstance(object, Prior):
         return "prior"
     if isinstance(object, Denoiser):

@@ -1,4 +1,4 @@
-"""Blind problems: the gradient of what the operators hold or are given, on every rank or an error.
+"""Blind problems: the gradient of what operators hold or are given, on every rank or an error.
 
 A kernel reaches an operator as a keyword argument, by ``update_parameters``, or as a tensor that the
 operator was built with. Each way is compared with the undistributed stack.
@@ -133,7 +133,9 @@ def one_operator(ctx: DistributedContext) -> None:
     y = draw(*SHAPE, seed=3)
     mask = kernel(*SHAPE, seed=4)
     with quiet():
-        blur, ours = (f(Blur(kernel(1, 1, 3, 3), padding="circular")) for f in (lambda p: p, one(ctx)))
+        blur, ours = (
+            f(Blur(kernel(1, 1, 3, 3), padding="circular")) for f in (lambda p: p, one(ctx))
+        )
         masked, cut = (f(Inpainting(SHAPE[1:], mask=mask)) for f in (lambda p: p, one(ctx)))
         for name, mine, theirs, inputs in (
             ("A", lambda x, h: ours.A(x, filter=h), lambda x, h: blur.A(x, filter=h), (x, h)),
@@ -254,9 +256,7 @@ def given_by_space(ctx: DistributedContext) -> None:
         return Blur(nn.Parameter(kernel(1, 1, 3, 3, seed=index) + ctx.rank), padding="circular")
 
     with quiet():
-        ours = distribute(
-            make, ctx, type_object="physics", num_operators=2, strategy="space"
-        )
+        ours = distribute(make, ctx, type_object="physics", num_operators=2, strategy="space")
         reference = StackedLinearPhysics([Blur(kernel(1, 1, 3, 3, seed=i)) for i in range(2)])
     for blur in reference.physics_list:
         blur.padding, blur.filter = "circular", blur.filter.requires_grad_()

@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from shardinv.exchange.communicator import Communicator
 from shardinv.exchange.errors import DisagreementError, RankError
 from shardinv.exchange.store import wait_for_key
@@ -127,9 +129,12 @@ class FirstUse:
             return [mine]
         if key is None:
             return publish(self.comm, what, mine)
-        known = self._known.get((what, key))
+        device = self.comm.device.type
+        # Under autocast the same inputs give outputs of another type.
+        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        known = self._known.get((what, key, cast))
         if known is None or self._every_call:
-            known = self._known[(what, key)] = publish(self.comm, what, mine)
+            known = self._known[(what, key, cast)] = publish(self.comm, what, mine)
         if known[self.comm.rank] != mine:
             raise DisagreementError(
                 f"{what}: rank {self.comm.rank} told the others {known[self.comm.rank]} for "

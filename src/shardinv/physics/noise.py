@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from deepinv.physics import Physics
+from deepinv.physics.noise import ZeroNoise
 
 from shardinv.context import DistributedContext
 from shardinv.exchange import publish
@@ -44,13 +46,30 @@ class Generators:
         return Generators(self._generators)
 
 
-def common_seed(ctx: DistributedContext) -> int:
+def common_seed(ctx: DistributedContext, needed: bool = True) -> int:
     """A fresh number from rank 0's default generator, the same on every rank.
 
     Every rank's generator advances, so ranks that were alike stay alike.
+
+    Parameters
+    ----------
+    ctx
+        The ranks.
+    needed
+        Whether this rank will draw. Where none will, no generator advances: what the program draws
+        next is what it would draw undistributed.
     """
+    before = torch.get_rng_state()
     mine = int(torch.randint(2**62, (1,)).item())
-    return publish(ctx.comm, "a seed", mine)[0]
+    told = publish(ctx.comm, "a seed", (mine, needed))
+    if not any(draws for _, draws in told):
+        torch.set_rng_state(before)
+    return told[0][0]
+
+
+def is_noisy(physics: Physics) -> bool:
+    """Whether an operator's noise model may draw random numbers."""
+    return not isinstance(physics.noise_model, (ZeroNoise, type(None)))
 
 
 def stream_seed(base: int, index: int) -> int:

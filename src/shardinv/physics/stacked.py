@@ -25,7 +25,7 @@ from shardinv.exchange import (
 )
 from shardinv.geometry import Box, Layout, imbalance
 from shardinv.physics.measurements import Measurement, OwnedMeasurements, Ownership, entry_tensors
-from shardinv.physics.noise import common_seed, rank_zero_random, stream, stream_seed
+from shardinv.physics.noise import common_seed, is_noisy, rank_zero_random, stream, stream_seed
 from shardinv.physics.operators import DealtOperators, OwnedOperators
 from shardinv.physics.summing import add_up
 from shardinv.physics.trained import TrainedTensors
@@ -121,7 +121,7 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
             Handed to every operator and noise model.
         """
         kwargs = _operator_options(reduce_op, kwargs)
-        base = common_seed(self.ctx)
+        base = self._seed()
 
         def measure(
             index: int, op: Physics, image: torch.Tensor, given: Mapping[str, Any]
@@ -135,7 +135,7 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
 
     def noise(self, y: Measurements, gather: bool = True, **kwargs: Any) -> Any:
         """Add each operator's noise to its measurement; a list gives a list of its kind."""
-        base = common_seed(self.ctx)
+        base = self._seed()
         return self._map_measurements(
             y,
             lambda index, op, entry, given: self._noisy(index, op, entry, base, given),
@@ -149,6 +149,10 @@ class DistributedStackedPhysics(TiedToRanks, StackedPhysics):
         return self._map_measurements(
             y, lambda _, op, entry, given: op.sensor(entry, **given), gather, "sensor", kwargs
         )
+
+    def _seed(self) -> int:
+        noisy = any(is_noisy(operator) for _, operator in self.operators.local_items())
+        return common_seed(self.ctx, noisy)
 
     def _noisy(
         self, index: int, op: Physics, entry: Measurement, base: int, kwargs: Mapping[str, Any]

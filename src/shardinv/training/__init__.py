@@ -1,7 +1,7 @@
 """Algorithms as blocks: solvers and samplers, unrolled ones, parameters that are trained."""
 
-from shardinv.training.parameters import average_gradients
 from shardinv.training.losses import distribute_loss
+from shardinv.training.parameters import average_gradients
 from shardinv.training.solvers import SOLVERS, distribute_solver
 from shardinv.training.trainer import distribute_trainer
 from shardinv.training.undistribute import undistribute

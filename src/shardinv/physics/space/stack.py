@@ -15,6 +15,7 @@ from shardinv.context.images import Mesh
 from shardinv.physics.noise import (
     Generators,
     common_seed,
+    is_noisy,
     stream,
     stream_seed,
 )
@@ -123,7 +124,7 @@ class DistributedLocalStack(LocalBlock, StackedLinearPhysics):
         An operator with a random generator of its own draws what it would undistributed; others
         draw from a stream each, keyed by its index.
         """
-        base = common_seed(self.ctx)
+        base = common_seed(self.ctx, any(map(is_noisy, self.physics_list)))
         noisy = []
         for index, entry in enumerate(self._check_count(y)):
             physics = self.physics_list[index]

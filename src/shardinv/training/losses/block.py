@@ -85,7 +85,7 @@ def distribute_loss(loss: Kind, ctx: DistributedContext) -> Kind:
             raise ValueError(
                 f"this {type(loss).__name__} was distributed over other ranks: {loss.ctx}"
             )
-        return loss
+        return loss  # type: ignore[return-value]
     if isinstance(loss, BaseLossScheduler):
         for inner in loss.losses:
             for entry in inner if isinstance(inner, (list, tuple)) else [inner]:
@@ -168,16 +168,16 @@ class _OverRanks(TiedToRanks):
             )
         masks = given["model"].get_masks() if isinstance(self, SplittingLoss) else ()
         losses = dict.fromkeys(range(count), (self, own))
-        return sum_of_entries(
-            self.ctx, losses, x_net, y, physics, given.get("model"), masks  # type: ignore[arg-type]
-        )
+        return sum_of_entries(self.ctx, losses, x_net, y, physics, given.get("model"), masks)
 
     def adapt_model(self, model: nn.Module, **kwargs: Any) -> Any:
         adapted = super().adapt_model(model, **kwargs)  # type: ignore[misc]
         if adapted is model or isinstance(adapted, _AdaptedModel):
             return adapted
         splits = isinstance(adapted, SplittingLoss.SplittingModel)
-        return _become(adapted, _SplittingModel if splits else _AdaptedModel, ("forward",), self.ctx)
+        return _become(
+            adapted, _SplittingModel if splits else _AdaptedModel, ("forward",), self.ctx
+        )
 
     if True:
 
@@ -228,7 +228,10 @@ class _SplittingModel(_AdaptedModel):
 
 
 def _stacked(
-    loss: StackedPhysicsLoss, ctx: DistributedContext, own: Callable[..., Any], given: dict[str, Any]
+    loss: StackedPhysicsLoss,
+    ctx: DistributedContext,
+    own: Callable[..., Any],
+    given: dict[str, Any],
 ) -> torch.Tensor:
     """A loss for each operator, as DeepInverse sums them; by operator, all ranks evaluate each."""
     x_net, y, physics = given["x_net"], given["y"], given["physics"]
@@ -236,7 +239,7 @@ def _stacked(
     if not isinstance(y, OwnedMeasurements):
         y = as_list(list(y)) if isinstance(y, (list, tuple)) else y
     if here is not None:
-        return own(**{**given, "y": y, "physics": here})  # type: ignore[no-any-return]
+        return own(**{**given, "y": y, "physics": here})
     # What calls no model needs no rank but the owner.
     alone = {i: (each, each.forward) for i, each in enumerate(loss.losses) if _is_alone(each)}
     total: Any = 0.0
@@ -247,13 +250,16 @@ def _stacked(
         if index in alone:
             continue
         entry = entry_on_all(physics, y, index) if isinstance(y, OwnedMeasurements) else y[index]
-        total = total + each(
-            y=entry,
-            physics=LentOperator(physics, index),
-            model=_model_of_entry(given["model"], y, physics, index),
-            **others,
-        ).mean()
-    return total  # type: ignore[no-any-return]
+        total = (
+            total
+            + each(
+                y=entry,
+                physics=LentOperator(physics, index),
+                model=_model_of_entry(given["model"], y, physics, index),
+                **others,
+            ).mean()
+        )
+    return total
 
 
 def _is_alone(loss: Loss) -> bool:

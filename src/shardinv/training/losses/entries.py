@@ -54,8 +54,8 @@ def as_list(entries: Sequence[Any]) -> TensorList:
 def held_everywhere(physics: Any, *values: Any) -> StackedPhysics | None:
     """The stack whose operators every rank has, by space or undistributed; None by operator."""
     if not isinstance(physics, DistributedStackedPhysics):
-        return physics  # type: ignore[no-any-return]
-    return physics.by_space(*values)  # type: ignore[no-any-return]
+        return physics
+    return physics.by_space(*values)
 
 
 def sum_of_entries(
@@ -110,14 +110,12 @@ def sum_of_entries(
     def value(index: int, entry: Any, operator: Any, own: Sequence[Any]) -> torch.Tensor:
         stand_in = _Answers(own[1:], [drawn[index] for drawn in masks])
         with draws(index):
-            result = losses[index][1](
-                y=entry, x_net=own[0], physics=operator, model=stand_in
-            )
+            result = losses[index][1](y=entry, x_net=own[0], physics=operator, model=stand_in)
         return result.mean()
 
     here = held_everywhere(physics, x_net, y)
     if here is not None:
-        total = sum(value(i, y[i], here[i], images) for i in losses)  # type: ignore[index]
+        total = sum(value(i, y[i], here[i], images) for i in losses)
         return total  # type: ignore[return-value]
     with ctx.ledger.block("loss"):
         owned = physics.own(y)
@@ -136,7 +134,7 @@ def sum_of_entries(
         key = None
         if owned.key is not None:
             key = ("loss", names, tuple(losses), owned.key, TensorSpec.of(x_net))
-        return physics.sum_parts(parts, token, True, key)  # type: ignore[no-any-return]
+        return physics.sum_parts(parts, token, True, key)
 
 
 def _calls_of_model(loss: Loss) -> int:

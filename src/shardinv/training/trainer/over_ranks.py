@@ -69,11 +69,11 @@ class TrainerOverRanks(Trainer):
     ) -> None:
         """As DeepInverse's, on rank 0; the others take part in what it needs."""
         due = self.plots_images and (epoch + 1) % self.plot_interval == 0
-        if not due and self.save_folder_im is None and self.conv_metrics is None:
+        if not due and self.save_folder_im is None and self.conv_metrics is None:  # type: ignore[has-type]
             return
         baseline = None
         if self.compare_no_learning and (due or self.save_folder_im is not None):
-            baseline = self._whole(self.no_learning_inference(y, physics))
+            baseline = self._whole(self.no_learning_inference(y, physics))  # type: ignore[has-type]
         x, y, x_net = self._whole(x), self._whole(y), self._whole(x_net)
         if self.ctx.is_main:
             self.no_learning_inference = lambda *_: baseline
