@@ -1,7 +1,7 @@
 """Blind problems: the gradient of what operators hold or are given, on every rank or an error.
 
-A kernel reaches an operator as a keyword argument, by ``update_parameters``, or as a tensor that the
-operator was built with. Each way is compared with the undistributed stack.
+A kernel reaches an operator as a keyword argument, by ``update_parameters``, or as a tensor that it
+was built with. Each way is compared with the undistributed stack.
 """
 
 from __future__ import annotations
