@@ -6,8 +6,8 @@ The same file, unchanged, on one process or on many, with the same result:
     torchrun --standalone --nproc_per_node=2 examples/train_unrolled.py
 
 Four iterations of proximal gradient descent put blurred, coarse frames of a photograph together.
-Their step sizes, and a small network that stands for the prior, are trained end to end. On each sample
-works all processes: frames and tiles are shared out, gradients are the undistributed ones.
+Their step sizes, and a small network that stands for the prior, are trained end to end. All
+processes work on one sample: frames and tiles are shared out, gradients are the undistributed ones.
 `--epochs 2` is a short look.
 """
 
