@@ -117,11 +117,13 @@ def test_other_calls(pool: WorkerPool) -> None:
             found, 0
         )
         assert found["backward"][0] == [
+            ("agreement (backward)", "all_reduce", 1),
             ("fidelity", "all_reduce", 1),
             ("fidelity (backward)", "all_reduce", 1),
         ]
         assert found["five steps"][0] == [("fidelity", "all_reduce", 5)]
         assert found["guidance"][0] == [
+            ("agreement (backward)", "all_reduce", 1),
             ("fidelity", "all_reduce", 1),
             ("fidelity (backward)", "all_reduce", 1),
         ]

@@ -71,12 +71,13 @@ class TrainedTensors:
         self._lent_from: list[torch.Tensor] = []
         self._handles: dict[int, torch.Tensor] = {}
         self._token = torch.zeros((), device=self.comm.device)
+        self._replaced: list[torch.Tensor] = []
         # What operators have worked out from handles, and keep.
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy is made of: the tensors, no graph."""
-        left = ("_state", "_handles", "_token", "_made", "_tokens", "_lent_from")
+        left = ("_state", "_handles", "_token", "_made", "_tokens", "_lent_from", "_replaced")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -120,6 +121,10 @@ class TrainedTensors:
             yield options, token
             self._note(tensors, None)
             return
+        # The call replaces what an option gave before; the graph behind that may be gone.
+        self._replaced = [self._given.pop(n) for n in tensors if n in self._given]
+        for name in tensors:
+            self._tokens.pop(name, None)
         lent = self._lend()
         try:
             for other in (self._token, self._anchor, *self._tokens.values()):
@@ -199,6 +204,7 @@ class TrainedTensors:
         made = self._made.get(id(tensor))
         return (
             id(tensor) in self._own
+            or any(tensor is before for before in self._replaced)
             or (made is not None and made() is tensor)
             or any(tensor is handle for handle in self._handles.values())
         )
