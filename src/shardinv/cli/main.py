@@ -9,6 +9,7 @@ import typer
 from shardinv import __version__
 from shardinv.cli.demo import DemoSettings, start_demo
 from shardinv.cli.options import command
+from shardinv.cli.train import train
 
 app = typer.Typer(
     name="shardinv",
@@ -26,7 +27,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-# A callback makes `demo` a subcommand even while it is the only one.
 @app.callback()
 def main(
     version: Annotated[
@@ -39,4 +39,5 @@ def main(
     """Imaging inverse problems too large, or too slow, for one device."""
 
 
+app.command("train")(train)
 app.command("demo")(command(DemoSettings, start_demo))

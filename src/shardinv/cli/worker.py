@@ -19,8 +19,12 @@ from typing import Any
 from shardinv import RankError
 from shardinv.cli.demo import DemoSettings, run_demo
 from shardinv.cli.errors import UsageError
+from shardinv.cli.train import TrainSettings, run_train
 
-COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {"demo": (DemoSettings, run_demo)}
+COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+    "demo": (DemoSettings, run_demo),
+    "train": (TrainSettings, run_train),
+}
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from shardinv.cli.demo.settings import DemoSettings
 from shardinv.io import atomic_file
 from shardinv.problems import ssim
 
-_STYLE: Any = {
+STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.titlesize": 11,
@@ -67,7 +67,7 @@ def draw_comparison(path: Path, settings: DemoSettings, scene: Scene, outcome: O
         ),
     )
     zooms = detailed_windows(scene.truth)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         # Square panels on a grid given in inches: nothing is left to be laid out.
         size, gap, top, bottom = 2.9, 0.08, 0.62, 0.3
         width = len(panels) * size + (len(panels) + 1) * gap
@@ -151,7 +151,7 @@ def draw_psnr(path: Path, settings: DemoSettings, outcome: Outcome) -> None:
         ("plug-and-play", [start, *outcome.reconstructing.psnr_db], _RECONSTRUCTION),
         ("without the denoiser", [start, *outcome.without_denoiser.psnr_db], _PLAIN),
     )
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = _figure(6.6, 4.1)
         axes = figure.add_axes((0.105, 0.135, 0.62, 0.765))
         axes.axhline(outcome.bicubic_db, color=_BICUBIC, lw=1.4, ls=(0, (5, 3)))
