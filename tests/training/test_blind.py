@@ -137,7 +137,7 @@ def one_operator(ctx: DistributedContext) -> None:
             f(Blur(kernel(1, 1, 3, 3), padding="circular")) for f in (lambda p: p, one(ctx))
         )
         masked, cut = (f(Inpainting(SHAPE[1:], mask=mask)) for f in (lambda p: p, one(ctx)))
-        for name, mine, theirs, inputs in (
+        for _name, mine, theirs, inputs in (
             ("A", lambda x, h: ours.A(x, filter=h), lambda x, h: blur.A(x, filter=h), (x, h)),
             (
                 "A_adjoint",

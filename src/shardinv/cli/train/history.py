@@ -31,6 +31,12 @@ class History:
         """How many are behind."""
         return len(self.loss)
 
+    def add(self, loss: float, psnr_db: float, seconds: float) -> None:
+        """Note one more epoch."""
+        self.loss.append(loss)
+        self.psnr_db.append(psnr_db)
+        self.seconds.append(seconds)
+
     def state(self) -> dict[str, Any]:
         """Numbers and lists of them."""
         return asdict(self)

@@ -94,41 +94,46 @@ class _Training:
 
     def run(self) -> Pictures:
         """All epochs, or those that are left; gives what is drawn."""
-        settings, ctx, history = self.settings, self.ctx, self.history
+        settings, ctx = self.settings, self.ctx
         self._take_up()
-        if not history.epochs:
-            history.start_db, truth, y, _ = self._judge()
-            with torch.no_grad():
-                adjoint = normalised_adjoint(self.physics, y, truth)
-            history.baseline_db = _mean_psnr(ctx, adjoint, truth)
-            if ctx.is_main:
-                parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-                print(
-                    f"{parameters} trained parameters, {len(self.samples)} squares of "
-                    f"{settings.data.side} px, {ctx.world_size} processes; validation PSNR "
-                    f"{history.start_db:.2f} dB before training",
-                    flush=True,
-                )
-        for epoch in range(history.epochs, settings.optimizer.epochs):
+        if not self.history.epochs:
+            self._begin()
+        for epoch in range(self.history.epochs, settings.optimizer.epochs):
             started = time.perf_counter()
             loss = self._epoch(epoch)
             quality = self._judge()[0]
             self.schedule.step()
-            history.loss.append(loss)
-            history.psnr_db.append(quality)
-            history.seconds.append(time.perf_counter() - started)
-            if ctx.is_main:
-                print(
-                    f"epoch {epoch + 1}/{settings.optimizer.epochs}  loss {loss:.3e}  PSNR "
-                    f"{quality:.2f} dB  {history.seconds[-1]:.1f} s",
-                    flush=True,
-                )
+            seconds = time.perf_counter() - started
+            self.history.add(loss, quality, seconds)
+            self._say(
+                f"epoch {epoch + 1}/{settings.optimizer.epochs}  loss {loss:.3e}  PSNR "
+                f"{quality:.2f} dB  {seconds:.1f} s"
+            )
             if (epoch + 1) % settings.checkpoint_every == 0:
                 self._save()
         _, truth, y, estimate = self._judge()
+        shown = (truth, self._adjoint(y, truth), estimate)
+        return Pictures(*(ctx.gather(image)[0].cpu() for image in shown))
+
+    def _begin(self) -> None:
+        """Quality before training, and of the adjoint, to compare with."""
+        history = self.history
+        history.start_db, truth, y, _ = self._judge()
+        history.baseline_db = _mean_psnr(self.ctx, self._adjoint(y, truth), truth)
+        parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self._say(
+            f"{parameters} trained parameters, {len(self.samples)} squares of "
+            f"{self.settings.data.side} px, {self.ctx.world_size} processes; validation PSNR "
+            f"{history.start_db:.2f} dB before training"
+        )
+
+    def _adjoint(self, y: Any, truth: Tensor) -> Tensor:
         with torch.no_grad():
-            adjoint = normalised_adjoint(self.physics, y, truth)
-        return Pictures(*(ctx.gather(image)[0].cpu() for image in (truth, adjoint, estimate)))
+            return normalised_adjoint(self.physics, y, truth)
+
+    def _say(self, line: str) -> None:
+        if self.ctx.is_main:
+            print(line, flush=True)
 
     def _epoch(self, epoch: int) -> float:
         settings = self.settings

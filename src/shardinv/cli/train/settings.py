@@ -105,12 +105,12 @@ class Memory(_Section):
 class TrainSettings(_Section):
     """All of a training run."""
 
-    problem: Problem = Field(default_factory=Problem)
-    model: Model = Field(default_factory=Model)
-    data: Data = Field(default_factory=Data)
-    optimizer: Optimizer = Field(default_factory=Optimizer)
-    layout: LayoutSettings = Field(default_factory=LayoutSettings)
-    memory: Memory = Field(default_factory=Memory)
+    problem: Problem = Problem.model_validate({})
+    model: Model = Model.model_validate({})
+    data: Data = Data.model_validate({})
+    optimizer: Optimizer = Optimizer.model_validate({})
+    layout: LayoutSettings = LayoutSettings.model_validate({})
+    memory: Memory = Memory.model_validate({})
     output: Path = Field(Path("outputs/train"), description="Folder for what is written.")
     checkpoint_every: int = Field(1, ge=1, description="Epochs between two saved states.")
     resume: bool = Field(False, description="Go on where a run that did not end was saved last.")

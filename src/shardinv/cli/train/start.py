@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from shardinv.cli.errors import UsageError
 from shardinv.cli.launch import default_processes, launched_by_other, run_workers
@@ -129,8 +129,8 @@ def commented_example() -> str:
     """A file with every key, its default, and what it means."""
     lines = ["# shardinv train FILE; every key may be left away.\n"]
     for name, field in TrainSettings.model_fields.items():
-        default = field.get_default(call_default_factory=True)
-        if hasattr(default, "model_fields"):
+        default = field.default
+        if isinstance(default, BaseModel):
             lines.append(f"\n{name}:  # {(type(default).__doc__ or '').splitlines()[0]}\n")
             values = default.model_dump(mode="json")
             for key, inner in type(default).model_fields.items():
