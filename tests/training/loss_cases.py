@@ -52,9 +52,7 @@ class Reconstruction(nn.Module):
 def over_ranks(ctx: DistributedContext) -> Reconstruction:
     """The reconstruction, its network on overlapping tiles."""
     model = Reconstruction()
-    model.network = distribute(
-        model.network, ctx, type_object="denoiser", patch_size=8, overlap=4
-    )
+    model.network = distribute(model.network, ctx, type_object="denoiser", patch_size=8, overlap=4)
     return model
 
 
@@ -101,7 +99,8 @@ def steps(
         x_net = adapted(y, physics, update_parameters=True)
         value = loss(x=x, x_net=x_net, y=y, physics=physics, model=adapted, epoch=0)
         slopes = torch.autograd.grad(value.mean(), list(model.parameters()), allow_unused=True)
-        results.append([whole(value.detach()), *slopes])
+        used = [slope.flatten() for slope in slopes if slope is not None]
+        results.append([whole(value.detach()), torch.cat(used)])
     return results
 
 

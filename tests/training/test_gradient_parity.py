@@ -66,15 +66,12 @@ class Block:
         Parameters that ``run`` uses by itself.
     homes
         Where leaves lie that are sharded.
-    twice
-        Whether the undistributed block can be differentiated twice.
     """
 
     run: Callable[..., Any]
     leaves: Leaves
     weights: dict[str, nn.Parameter] = field(default_factory=dict)
     homes: dict[str, Sharding] = field(default_factory=dict)
-    twice: bool = True
 
 
 # -- the blocks ------------------------------------------------------------------------------------
@@ -119,8 +116,6 @@ def stack(side: Side, operators: list[Any], **options: Any) -> tuple[Any, Any, d
         reference = StackedLinearPhysics(operators)
         physics = side.put(reference, **options)
         y = random_like(reference.A(image(9)))
-    if side.sharded:
-        physics.implicit_backward_solver = False  # as a sharded image needs
     homes = {}
     if side.home is not None and options.get("strategy") == "space":
         measured = physics.A(side.enter(image(9)))
@@ -145,19 +140,16 @@ def physics_blocks(side: Side, name: str, operators: list[Any], **options: Any) 
     def adjoint(v: Any) -> Any:
         return physics.A_adjoint(v, **near)
 
-    # DeepInverse's implicit solver has a first derivative only.
-    twice = side.sharded
     return {
         f"{name}: A": Block(physics.A, of_image, homes=side.homes("x")),
         f"{name}: A_adjoint_A": Block(physics.A_adjoint_A, of_image, homes=side.homes("x")),
         f"{name}: A_adjoint": Block(measured(adjoint), named(y), homes=homes),
         f"{name}: A_A_adjoint": Block(measured(physics.A_A_adjoint), named(y), homes=homes),
-        f"{name}: A_dagger": Block(measured(inverse), named(y), homes=homes, twice=twice),
+        f"{name}: A_dagger": Block(measured(inverse), named(y), homes=homes),
         f"{name}: prox_l2": Block(
             proximal,
             {"x": image(1), "gamma": number(0.4), **named(y)},
             homes={**side.homes("x"), **homes},
-            twice=twice,
         ),
     }
 
@@ -190,9 +182,7 @@ def fidelity_blocks(
         f"{name}: fidelity gradient step": Block(
             step, {**leaves, "stepsize": number(0.02)}, weights, homes
         ),
-        f"{name}: fidelity prox": Block(
-            proximal, {**leaves, "gamma": number(0.4)}, homes=homes, twice=side.sharded
-        ),
+        f"{name}: fidelity prox": Block(proximal, {**leaves, "gamma": number(0.4)}, homes=homes),
     }
 
 
@@ -369,12 +359,10 @@ def differentiate(block: Block) -> dict[str, Tensor]:
 
     leaves = fresh(block)
     both = [*leaves.values(), *weights]
-    if block.twice:
-        first = torch.autograd.grad(curved(outputs(block, leaves)), both, create_graph=True)
-        note("grad", first)
-        # A Hessian-vector product, of a vector that depends on the leaves as well.
-        second = torch.autograd.grad(curved(list(first)), both)
-        note("second order", second)
+    first = torch.autograd.grad(curved(outputs(block, leaves)), both, create_graph=True)
+    note("grad", first)
+    # A Hessian-vector product, of a vector that depends on the leaves as well.
+    note("second order", torch.autograd.grad(curved(list(first)), both))
     assert grads(leaves) == [None] * len(both), "autograd.grad left something in .grad"
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import eq, lt, sub
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,13 +37,14 @@ class Box:
     stop: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "start", tuple(int(a) for a in self.start))
-        object.__setattr__(self, "stop", tuple(int(b) for b in self.stop))
+        # Boxes are made by the thousand in a solver of small crops, hence map and no generators.
+        object.__setattr__(self, "start", tuple(map(int, self.start)))
+        object.__setattr__(self, "stop", tuple(map(int, self.stop)))
         if len(self.start) != len(self.stop):
             raise ValueError(
                 f"a box needs as many starts as stops, got start={self.start} and stop={self.stop}"
             )
-        if any(b < a for a, b in zip(self.start, self.stop, strict=True)):
+        if any(map(lt, self.stop, self.start)):
             raise ValueError(
                 f"a box's stop may not be below its start, got start={self.start}, stop={self.stop}"
             )
@@ -61,7 +63,7 @@ class Box:
     @property
     def shape(self) -> tuple[int, ...]:
         """Pixels along each axis."""
-        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+        return tuple(map(sub, self.stop, self.start))
 
     @property
     def size(self) -> int:
@@ -71,7 +73,7 @@ class Box:
     @property
     def is_empty(self) -> bool:
         """Whether the box holds no pixel."""
-        return any(a == b for a, b in zip(self.start, self.stop, strict=True))
+        return any(map(eq, self.start, self.stop))
 
     def __and__(self, other: Box) -> Box:
         """The pixels of both boxes (an empty box where they do not meet)."""

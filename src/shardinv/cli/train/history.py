@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class History:
-    """Of the epochs so far; PSNR in dB on the validation squares, time in seconds.
+    """Of the epochs so far; PSNR in dB of all validation squares together, time in seconds.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ def draw_learning(history: History) -> Figure:
         f"adjoint {history.baseline_db:.2f} dB",
         (1, history.baseline_db),
         xycoords=("axes fraction", "data"),
-        xytext=(-2, 3),
+        xytext=(-2, -13),
         textcoords="offset points",
         ha="right",
         color=_REFERENCE,

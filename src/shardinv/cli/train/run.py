@@ -88,7 +88,7 @@ class _Training:
         self.model.eval()
         with torch.no_grad():
             estimate = self.model(y, self.physics)
-        return _mean_psnr(self.ctx, estimate, truth), truth, y, estimate
+        return _psnr(self.ctx, estimate, truth), truth, y, estimate
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class _Training:
         """Quality before training, and of the adjoint, to compare with."""
         history = self.history
         history.start_db, truth, y, _ = self._judge()
-        history.baseline_db = _mean_psnr(self.ctx, self._adjoint(y, truth), truth)
+        history.baseline_db = _psnr(self.ctx, self._adjoint(y, truth), truth)
         parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self._say(
             f"{parameters} trained parameters, {len(self.samples)} squares of "
@@ -206,11 +206,9 @@ class _Training:
         return {name: str(value) for name, value in {**sections, "layout": tiles}.items()}
 
 
-def _mean_psnr(ctx: DistributedContext, estimate: Tensor, truth: Tensor) -> float:
-    """The mean over images."""
-    pairs = zip(ctx.gather(estimate), ctx.gather(truth), strict=True)
-    scores = [psnr(mine[None], wanted[None]) for mine, wanted in pairs]
-    return sum(scores) / len(scores)
+def _psnr(ctx: DistributedContext, estimate: Tensor, truth: Tensor) -> float:
+    """Of the mean squared error of all squares: flat ones would rule a mean of their PSNRs."""
+    return psnr(ctx.gather(estimate), ctx.gather(truth))
 
 
 @contextlib.contextmanager

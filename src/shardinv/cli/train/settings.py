@@ -35,7 +35,7 @@ class Model(_Section):
         "PGD", description="An algorithm of deepinv.optim."
     )
     iterations: int = Field(4, ge=1, description="How many of them.")
-    stepsize: float = Field(0.4, gt=0, description="Step size to begin with.")
+    stepsize: float = Field(1.0, gt=0, description="Step size to begin with.")
     sigma: float = Field(0.03, gt=0, le=1, description="Noise level for the network.")
     network: Literal["dncnn", "ffdnet", "drunet"] = Field(
         "dncnn",
@@ -55,7 +55,7 @@ class Data(_Section):
     training: tuple[str, ...] = Field(("stream",), min_length=1, description="To learn from.")
     validation: tuple[str, ...] = Field(("picos",), min_length=1, description="To judge by.")
     side: int = Field(64, ge=16, description="Side of a square.")
-    samples: int = Field(24, ge=1, description="Squares in an epoch.")
+    samples: int = Field(48, ge=1, description="Squares in an epoch.")
     validation_samples: int = Field(6, ge=1, description="Squares to judge by.")
     seed: int = Field(0, ge=0, description="Of where they are cut, of their order, of noise.")
 
@@ -64,7 +64,7 @@ class Optimizer(_Section):
     """How weights are changed."""
 
     kind: Literal["adam", "sgd"] = Field("adam", description="Of torch.optim.")
-    learning_rate: float = Field(2e-3, gt=0, description="At the first epoch.")
+    learning_rate: float = Field(5e-3, gt=0, description="At the first epoch.")
     last_learning_rate: float | None = Field(
         None, gt=0, description="At the last one, by a cosine; by default a tenth of the first."
     )

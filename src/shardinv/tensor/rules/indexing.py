@@ -147,7 +147,7 @@ def _localised(
     )
     if region == whole:
         return tuple(local), x.sharding, trailing
-    sharding = crop_sharding(x.sharding, region)
+    sharding = x.sharding.crop(region)
     own = x.box & region
     position = 0
     for k, item in enumerate(local):
@@ -159,13 +159,6 @@ def _localised(
             local[k] = slice(start, start + own.shape[axis])
         position += 1
     return tuple(local), sharding, trailing
-
-
-def crop_sharding(sharding: Sharding, region: Box) -> Sharding:
-    """What is left of every rank's box in a region, whose first pixel becomes 0."""
-    offset = tuple(-a for a in region.start)
-    boxes = [(box & region).shift(offset) for box in sharding.partition.boxes]
-    return sharding.follow(region.shape, boxes)
 
 
 def _consumes(item: Any) -> int:

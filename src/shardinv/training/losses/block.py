@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from deepinv.loss import (
-    BaseLossScheduler,
     EquivariantSplittingLoss,
     Loss,
     MCLoss,
@@ -23,13 +22,14 @@ from deepinv.loss import (
     StackedPhysicsLoss,
 )
 from deepinv.loss.metric import Metric
-from deepinv.physics import StackedPhysics
+from deepinv.loss.r2r import R2RModel
+from deepinv.physics import GaussianNoise, StackedPhysics
 from deepinv.transform import Transform
 from torch import nn
 
-from shardinv.blocks import TiedToRanks
 from shardinv.context import DistributedContext
 from shardinv.physics import OwnedMeasurements
+from shardinv.tensor import ShardedTensor, gather, scatter
 from shardinv.training.losses.entries import (
     BY_ENTRY,
     as_list,
@@ -37,12 +37,18 @@ from shardinv.training.losses.entries import (
     is_list,
     sum_of_entries,
 )
-from shardinv.training.losses.randomness import common_random
+from shardinv.training.losses.randomness import DrawsAsRankZero, common_random
 from shardinv.training.losses.single import LentOperator, entry_on_all, replace_entry
 from shardinv.training.losses.splitting import masked, split, split_list
-from shardinv.training.losses.transforms import whole_transform
+from shardinv.training.losses.transforms import whole, whole_transform
 
 Kind = TypeVar("Kind", bound=nn.Module)
+
+_SPLITTING = (SplittingLoss, EquivariantSplittingLoss)
+"""Losses that look for the operator's own mask, to split it."""
+
+_ON_WHOLE = (Neighbor2Neighbor, EquivariantSplittingLoss)
+"""Losses that cut the measurement by functions of their own, which know no sharded ones."""
 
 _SINGLE_TENSORS = (R2RLoss, Neighbor2Neighbor, EquivariantSplittingLoss)
 """Losses that have no meaning for a list of measurements."""
@@ -86,25 +92,35 @@ def distribute_loss(loss: Kind, ctx: DistributedContext) -> Kind:
                 f"this {type(loss).__name__} was distributed over other ranks: {loss.ctx}"
             )
         return loss  # type: ignore[return-value]
-    if isinstance(loss, BaseLossScheduler):
-        for inner in loss.losses:
-            for entry in inner if isinstance(inner, (list, tuple)) else [inner]:
-                distribute_loss(entry, ctx)
+    for inner in _inner_losses(loss):
+        distribute_loss(inner, ctx)
     if callable(getattr(loss, "T", None)):
         loss.T = whole_transform(loss.T, ctx)
     for name, value in [*vars(loss).items(), *loss.named_children()]:
         if isinstance(value, Transform):
             setattr(loss, name, whole_transform(value, ctx))
-    return _become(loss, _OverRanks, ("forward", "adapt_model"), ctx)
+    mixin = _SplittingOverRanks if isinstance(loss, SplittingLoss) else _OverRanks
+    return _become(loss, mixin, ctx)
 
 
-def _become(module: Any, mixin: type, methods: tuple[str, ...], ctx: DistributedContext) -> Any:
+def _inner_losses(loss: Loss) -> Iterator[Loss]:
+    """The losses that a loss is made of: what it schedules, has for each operator, or adds up."""
+    held = [*getattr(loss, "losses", ()), *loss.children()]
+    while held:
+        each = held.pop(0)
+        if isinstance(each, (list, tuple)):
+            held += each
+        elif isinstance(each, Loss):
+            yield each
+
+
+def _become(module: Any, mixin: type, ctx: DistributedContext) -> Any:
     """Make a module an instance of a subclass of its class, with the signatures of the class."""
     kind = type(module)
     described: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    for name in methods:
-        if name in mixin.__dict__ and hasattr(kind, name):
-            described[name] = _signed(mixin.__dict__[name], getattr(kind, name))
+    for name in ("forward", "adapt_model"):
+        if hasattr(mixin, name) and hasattr(kind, name):
+            described[name] = _signed(getattr(mixin, name), getattr(kind, name))
     module.__class__ = type(kind.__name__, (mixin, kind), described)
     object.__setattr__(module, "ctx", ctx)
     return module
@@ -118,26 +134,30 @@ def _signed(function: Callable[..., Any], like: Callable[..., Any]) -> Callable[
     return method
 
 
-class _OverRanks(TiedToRanks):
+class _OverRanks(DrawsAsRankZero):
     """A loss whose forward prepares the arguments for its class's own."""
 
     ctx: DistributedContext
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own: Any = super().forward  # type: ignore[misc]
-        bound = inspect.signature(own).bind(*args, **kwargs)
-        given = dict(bound.arguments)
-        positional = given.pop("args", ())
-        given |= given.pop("kwargs", {})
+        names = [
+            name
+            for name, parameter in inspect.signature(own).parameters.items()
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         physics = given.get("physics")
         # A distributed block sees to its own draws, and so does not count here.
         with common_random(self.ctx, self, physics):
-            if positional:
+            if len(given) < len(args) + len(kwargs):  # more than there are names for, or twice
                 return own(*args, **kwargs)
             y = given.get("y")
             if is_list(y) and isinstance(physics, StackedPhysics):
                 return self._of_stack(own, given)
-            if isinstance(self, SplittingLoss) and isinstance(y, torch.Tensor):
+            if isinstance(self, _ON_WHOLE):
+                given = {name: whole(value) for name, value in given.items()}
+            if isinstance(self, _SPLITTING):
                 given["physics"] = masked(physics, y)
             return own(**given)
 
@@ -149,10 +169,7 @@ class _OverRanks(TiedToRanks):
         if isinstance(self, StackedPhysicsLoss):
             return _stacked(self, self.ctx, own, given)
         if isinstance(self, _SINGLE_TENSORS):
-            raise TypeError(
-                f"{type(self).__name__} compares single measurements and is not defined for the "
-                f"list of {count} of a stack: use MCLoss, a SURE loss or SplittingLoss"
-            )
+            raise TypeError(_no_lists(self, count))
         by_entry = isinstance(self, BY_ENTRY)
         metric = getattr(self, "metric", None)
         if by_entry and isinstance(self, MCLoss) and not isinstance(metric, _TENSOR_METRICS):
@@ -174,19 +191,32 @@ class _OverRanks(TiedToRanks):
         adapted = super().adapt_model(model, **kwargs)  # type: ignore[misc]
         if adapted is model or isinstance(adapted, _AdaptedModel):
             return adapted
-        splits = isinstance(adapted, SplittingLoss.SplittingModel)
-        return _become(
-            adapted, _SplittingModel if splits else _AdaptedModel, ("forward",), self.ctx
-        )
-
-    if True:
-
-        def split(self, mask: torch.Tensor, y: Any, physics: Any = None) -> Any:
-            """As the class's own, of sharded measurements too."""
-            return split(super().split, mask, y, physics)  # type: ignore[misc]
+        for part in adapted.modules():  # one adapted model may be inside another
+            if isinstance(part, SplittingLoss.SplittingModel):
+                _become(part, _SplittingModel, self.ctx)
+        if isinstance(adapted, R2RModel):
+            return _become(adapted, _RecorruptedModel, self.ctx)
+        if isinstance(adapted, _AdaptedModel):
+            return adapted
+        return _become(adapted, _AdaptedModel, self.ctx)
 
 
-class _AdaptedModel(TiedToRanks):
+class _SplittingOverRanks(_OverRanks):
+    """A splitting loss, which cuts sharded measurements too."""
+
+    def split(self, mask: torch.Tensor, y: Any, physics: Any = None) -> Any:
+        """As the class's own."""
+        return split(super().split, mask, y, physics)  # type: ignore[misc]
+
+
+def _no_lists(loss: Any, count: int) -> str:
+    return (
+        f"{type(loss).__name__} compares single measurements and is not defined for the "
+        f"list of {count} of a stack: use MCLoss, a SURE loss or SplittingLoss"
+    )
+
+
+class _AdaptedModel(DrawsAsRankZero):
     """A model whose input a loss changes at random: as rank 0 does."""
 
     ctx: DistributedContext
@@ -197,22 +227,47 @@ class _AdaptedModel(TiedToRanks):
             return own(*args, **kwargs)
 
 
+class _RecorruptedModel(_AdaptedModel):
+    """A re-corrupting model that takes sharded measurements."""
+
+    def forward(self, y: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_list(y):
+            raise TypeError(_no_lists(R2RLoss, len(y)))
+        return super().forward(y, *args, **kwargs)
+
+    def get_corruptor(self, y: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """As the class's own, of sharded measurements too."""
+        own: Any = super().get_corruptor  # type: ignore[misc]
+        if not isinstance(y, ShardedTensor) or isinstance(self.curr_noise_model, GaussianNoise):
+            return own(y)
+        # Of a shard alone, torch draws no binomial or beta numbers that are those of the whole.
+        drawn = own(gather(y))
+        return lambda: scatter(drawn(), y.sharding)
+
+
 class _SplittingModel(_AdaptedModel):
     """A splitting model that takes a stack's measurements and sharded ones."""
 
     def forward(self, y: Any, physics: Any, update_parameters: bool = False) -> Any:
+        if is_list(y):
+            with common_random(self.ctx, self):
+                return self._of_stack(y, physics, update_parameters)
+        return super().forward(y, masked(physics, y), update_parameters)
+
+    def _of_stack(self, y: Any, physics: Any, update_parameters: bool) -> Any:
         model: Any = self
-        if not is_list(y):
-            return super().forward(masked_y := y, masked(physics, masked_y), update_parameters)
-        with common_random(self.ctx, self), torch.set_grad_enabled(model.training):
-            if not model.training and not model.eval_split_input:
-                return model.model(y, physics)
-            if not model.training and model.eval_split_output:
-                raise NotImplementedError(
-                    "eval_split_output=True averages by the masks of an image, which the "
-                    f"{len(y)} measurements of a stack do not have: use eval_split_output=False"
-                )
+        if not model.training and not model.eval_split_input:
+            count = 0
+        elif not model.training and model.eval_split_output:
+            raise NotImplementedError(
+                "eval_split_output=True averages by the masks of an image, which the "
+                f"{len(y)} measurements of a stack do not have: use eval_split_output=False"
+            )
+        else:
             count = 1 if model.training else model.eval_n_samples
+        with torch.set_grad_enabled(model.training):
+            if count == 0:
+                return model.model(y, physics)
             masks, total = [], 0.0
             for _ in range(count):
                 part, operators, drawn = split_list(self.ctx, model, y, physics)
@@ -263,7 +318,7 @@ def _stacked(
 
 
 def _is_alone(loss: Loss) -> bool:
-    return type(loss) is MCLoss and isinstance(loss.metric, _TENSOR_METRICS)
+    return isinstance(loss, MCLoss) and isinstance(loss.metric, _TENSOR_METRICS)
 
 
 def _model_of_entry(model: Any, y: Any, physics: Any, index: int) -> Callable[..., Any]:

@@ -19,6 +19,12 @@ from shardinv.context import DistributedContext
 from shardinv.exchange import DisagreementError, publish
 
 
+class DrawsAsRankZero(TiedToRanks):
+    """What draws inside :func:`common_random`: a loss, or a model that a loss has adapted."""
+
+    ctx: DistributedContext
+
+
 def generators_of(*sources: Any) -> list[torch.Generator]:
     """The random generators that objects hold, in modules, lists and mappings, each once.
 
@@ -32,7 +38,7 @@ def generators_of(*sources: Any) -> list[torch.Generator]:
             return
         if isinstance(value, torch.Generator):
             found.append(value)
-        elif isinstance(value, TiedToRanks):
+        elif isinstance(value, TiedToRanks) and not isinstance(value, DrawsAsRankZero):
             return
         elif isinstance(value, nn.Module):
             seen.add(id(value))

@@ -17,6 +17,11 @@ from shardinv.context import DistributedContext
 from shardinv.tensor import ShardedTensor, gather, scatter
 
 
+def whole(value: Any) -> Any:
+    """What is sharded, gathered; anything else as it is."""
+    return gather(value) if isinstance(value, ShardedTensor) else value
+
+
 def whole_transform(transform: Any, ctx: DistributedContext) -> Any:
     """A transform that also takes sharded images.
 
