@@ -89,14 +89,18 @@ def _process() -> int | None:
         import resource
     except ImportError:  # not on Windows
         return None
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if most == resource.RLIM_INFINITY:
-        return None
+    # As ``ulimit -v`` and ``ulimit -d`` count: all that is mapped, and data with the stack.
     try:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
+        pages = Path("/proc/self/statm").read_text().split()
+    except OSError:
         return None
-    return max(0, most - used)
+    page = os.sysconf("SC_PAGE_SIZE")
+    left = [
+        most - int(used) * page
+        for limit, used in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5]))
+        if (most := resource.getrlimit(limit)[0]) != resource.RLIM_INFINITY
+    ]
+    return max(0, min(left)) if left else None
 
 
 class SavedBytes:
