@@ -14,7 +14,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format peer-tests bench bench-memory setup clean
+.PHONY: help demo test lint format peer-tests bench bench-memory bench-training setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
@@ -49,6 +49,9 @@ bench: $(STAMP) ## measure shardinv beside deepinv.distributed
 
 bench-memory: $(STAMP) ## measure memory against the number of ranks
 	@$(RUN) -m benchmarks.memory $(ARGS)
+
+bench-training: $(STAMP) ## measure a training step beside deepinv.distributed
+	@$(RUN) -m benchmarks.training $(ARGS)
 
 clean: ## remove the environment and everything generated
 	test ! -e $(VENV)/pyvenv.cfg || rm -rf $(VENV)

@@ -37,9 +37,10 @@ from shardinv.training.losses.entries import (
     is_list,
     sum_of_entries,
 )
+from shardinv.training.losses.masks import masked
 from shardinv.training.losses.randomness import DrawsAsRankZero, common_random
 from shardinv.training.losses.single import LentOperator, entry_on_all, replace_entry
-from shardinv.training.losses.splitting import masked, split, split_list
+from shardinv.training.losses.splitting import split, split_list
 from shardinv.training.losses.transforms import whole, whole_transform
 
 Kind = TypeVar("Kind", bound=nn.Module)
@@ -169,7 +170,7 @@ class _OverRanks(DrawsAsRankZero):
         if isinstance(self, StackedPhysicsLoss):
             return _stacked(self, self.ctx, own, given)
         if isinstance(self, _SINGLE_TENSORS):
-            raise TypeError(_no_lists(self, count))
+            raise TypeError(_no_lists(type(self).__name__, count))
         by_entry = isinstance(self, BY_ENTRY)
         metric = getattr(self, "metric", None)
         if by_entry and isinstance(self, MCLoss) and not isinstance(metric, _TENSOR_METRICS):
@@ -191,14 +192,12 @@ class _OverRanks(DrawsAsRankZero):
         adapted = super().adapt_model(model, **kwargs)  # type: ignore[misc]
         if adapted is model or isinstance(adapted, _AdaptedModel):
             return adapted
-        for part in adapted.modules():  # one adapted model may be inside another
-            if isinstance(part, SplittingLoss.SplittingModel):
-                _become(part, _SplittingModel, self.ctx)
-        if isinstance(adapted, R2RModel):
-            return _become(adapted, _RecorruptedModel, self.ctx)
-        if isinstance(adapted, _AdaptedModel):
-            return adapted
-        return _become(adapted, _AdaptedModel, self.ctx)
+        mixin: type = _AdaptedModel
+        if isinstance(adapted, SplittingLoss.SplittingModel):
+            mixin = _SplittingModel
+        elif isinstance(adapted, R2RModel):
+            mixin = _RecorruptedModel
+        return _become(adapted, mixin, self.ctx)
 
 
 class _SplittingOverRanks(_OverRanks):
@@ -209,9 +208,9 @@ class _SplittingOverRanks(_OverRanks):
         return split(super().split, mask, y, physics)  # type: ignore[misc]
 
 
-def _no_lists(loss: Any, count: int) -> str:
+def _no_lists(name: str, count: int) -> str:
     return (
-        f"{type(loss).__name__} compares single measurements and is not defined for the "
+        f"{name} compares single measurements and is not defined for the "
         f"list of {count} of a stack: use MCLoss, a SURE loss or SplittingLoss"
     )
 
@@ -232,7 +231,7 @@ class _RecorruptedModel(_AdaptedModel):
 
     def forward(self, y: Any, *args: Any, **kwargs: Any) -> Any:
         if is_list(y):
-            raise TypeError(_no_lists(R2RLoss, len(y)))
+            raise TypeError(_no_lists(R2RLoss.__name__, len(y)))
         return super().forward(y, *args, **kwargs)
 
     def get_corruptor(self, y: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -28,6 +28,7 @@ from shardinv.context import DistributedContext
 from shardinv.exchange import TensorSpec
 from shardinv.physics import DistributedStackedPhysics, OwnedMeasurements
 from shardinv.physics.noise import stream, stream_seed
+from shardinv.training.losses.masks import masked
 from shardinv.training.losses.randomness import next_number
 
 SURE: tuple[type[Loss], ...] = (SureGaussianLoss, SurePoissonLoss, SurePGLoss)
@@ -110,6 +111,8 @@ def sum_of_entries(
     def value(index: int, entry: Any, operator: Any, own: Sequence[Any]) -> torch.Tensor:
         stand_in = _Answers(own[1:], [drawn[index] for drawn in masks])
         with draws(index):
+            if isinstance(loss, SplittingLoss):
+                operator = masked(operator, entry)
             result = losses[index][1](y=entry, x_net=own[0], physics=operator, model=stand_in)
         return result.mean()
 

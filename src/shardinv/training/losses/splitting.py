@@ -7,7 +7,6 @@ a stream of its own, so the masks do not depend on the number of ranks.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,6 @@ from deepinv.physics.generator import BernoulliSplittingMaskGenerator
 
 from shardinv.context import DistributedContext
 from shardinv.physics import (
-    DistributedLocalPhysics,
     DistributedStackedLinearPhysics,
     DistributedStackedPhysics,
     OwnedMeasurements,
@@ -27,27 +25,10 @@ from shardinv.physics import (
 from shardinv.physics.linear import reduction_of
 from shardinv.physics.noise import stream, stream_seed
 from shardinv.physics.operators import DealtOperators
-from shardinv.physics.space.pointwise import LocalMultiplication
 from shardinv.tensor import ShardedTensor, scatter
 from shardinv.training.losses.entries import as_list, held_everywhere
+from shardinv.training.losses.masks import masked
 from shardinv.training.losses.randomness import next_number
-
-
-def masked(physics: Any, y: Any) -> Any:
-    """A mask by space with its mask where splitting looks for it: whole, in ``physics.mask``."""
-    if not isinstance(physics, DistributedLocalPhysics) or hasattr(physics, "mask"):
-        return physics
-    stages = physics.branch.chain.stages
-    if len(stages) != 1 or not isinstance(stages[0], LocalMultiplication):
-        return physics
-    if not stages[0].masks_noise:
-        return physics
-    twin = copy.copy(physics)
-    mask = stages[0].mask
-    with torch.no_grad():
-        ones = torch.ones(*stages[0].lead, *y.shape[2:], dtype=mask.dtype, device=y.device)
-        object.__setattr__(twin, "mask", physics.A(ones))
-    return twin
 
 
 def split(own: Any, mask: torch.Tensor, y: Any, physics: Any = None) -> Any:
