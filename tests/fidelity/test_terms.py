@@ -312,7 +312,7 @@ def test_weights_of_a_fidelity(pool: WorkerPool, world_size: int) -> None:
 
 
 def operator_weights(ctx: DistributedContext) -> None:
-    """A weight of an operator has the undistributed gradient on every rank, not its owner's alone."""
+    """A weight of an operator has the undistributed gradient on every rank, not its owner only."""
     operators = linear_operators(3)
     again = linear_operators(3)
     for op in (operators[0], again[0]):

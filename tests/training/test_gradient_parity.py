@@ -23,7 +23,6 @@ from deepinv.physics import StackedLinearPhysics
 from torch import Tensor, nn
 
 from shardinv import DistributedContext, distribute
-from shardinv.exchange import DisagreementError
 from shardinv.tensor import ShardedTensor, Sharding
 from shardinv.tensor.transfer import scatter
 from tests.denoise.networks import Conditioned

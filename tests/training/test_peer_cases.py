@@ -1,4 +1,4 @@
-"""Gradients that go wrong elsewhere, and the right value here: cases of ``tests/test_peer_cases.py``.
+"""Gradients that go wrong elsewhere, and the right value here; see ``tests/test_peer_cases.py``.
 
 Cases 1 to 5, 25 and 28 of its list; 13 is in ``tests/exchange/test_cotangents.py`` (losses) and
 ``tests/denoise/test_statistics.py`` (batch-norm), 21 in ``test_losses.py``, 27 in
