@@ -19,6 +19,7 @@ ALLOWED = 7 * IMAGE // 2
 """About half way between the two: 119 MB and 285 MB were seen above what is there before."""
 
 PROGRAM = """
+import ctypes
 import resource
 import sys
 
@@ -29,6 +30,8 @@ from shardinv import DistributedContext, distribute
 from shardinv.geometry import Box
 from shardinv.problems import BlurDownsampling
 
+# M_MMAP_THRESHOLD: freed memory of large blocks goes back at once, whatever was freed before.
+assert ctypes.CDLL(None).mallopt(-3, 1_000_000)
 layout, side, allowed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 
@@ -100,8 +103,6 @@ def run(layout: str) -> LaunchResult:
         launcher="spawn",
         arguments=[layout, str(SIDE), str(ALLOWED)],
         timeout=240,
-        # Freed memory of large blocks goes back at once, whatever was freed before.
-        env={"MALLOC_MMAP_THRESHOLD_": "1000000"},
     )
 
 

@@ -45,7 +45,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(output: Path) -> LaunchResult:
-    return _demo(output, "--check").check()
+    return _demo(output, "--check", fresh=True).check()
 
 
 def test_writes_everything(run: LaunchResult, output: Path) -> None:

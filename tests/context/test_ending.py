@@ -114,6 +114,7 @@ class Scenario:
             arguments=[str(folder), str(self.nproc)],
             timeout=150,
             env={"SHARDINV_TIMEOUT": self.timeout},
+            fresh=not self.lean,
         )
         streams = [
             [(folder / f"{rank}.{name}").read_text() for rank in range(self.nproc)]
@@ -139,7 +140,7 @@ SCENARIOS = {
     "rank 1 has left": Scenario(DESERTED, 2, "spawn"),
     "torchrun, all goes well": Scenario(f"LEAVE = 'at the end'\n{CLEAN}", 2, "torchrun"),
     "srun, all exit with 0": Scenario(f"LEAVE = 'by exit'\n{CLEAN}", 2, "slurm-env"),
-    # One of them imports the package as users do.
+    # One of them is started, and imports the package, as users do.
     "mpirun, all goes well": Scenario(f"LEAVE = 'at the end'\n{CLEAN}", 2, "mpi-env", lean=False),
 }
 

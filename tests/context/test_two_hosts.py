@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.context.programs import MESSAGES_BETWEEN_HOSTS, program
+from tests.harness import launch_script
 from tests.harness.worker import is_launcher_variable
 
 PORT = 29577
@@ -78,7 +79,38 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
                 ip("netns", "delete", name)
 
 
-def run_on(hosts: tuple[Host, Host], folder: Path, per_host: int) -> list[dict[str, Any]]:
+ENTER_HOST = """
+import ctypes, os, sys
+# As `ip netns exec` does; this thread is the process's only one.
+host, interface = sys.argv[3].split(",")[int(os.environ["RANK"])].split(":")
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.setns(os.open(f"/run/netns/{host}", os.O_RDONLY), 0x40000000):  # CLONE_NEWNET
+    raise OSError(ctypes.get_errno(), "setns")
+sys.argv[3] = interface
+"""
+
+
+def run_alone(hosts: tuple[Host, Host], folder: Path) -> list[dict[str, Any]]:
+    """Run the program as one rank on each host, which nobody watches; what each found."""
+    places = ",".join(f"{host.name}:{host.interface}" for host in hosts)
+    done = launch_script(
+        ENTER_HOST + program(MESSAGES_BETWEEN_HOSTS),
+        2,
+        launcher="spawn",
+        arguments=[str(folder), "2", places],
+        env={
+            "MASTER_ADDR": hosts[0].address,
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "GLOO_SOCKET_IFNAME": None,
+        },
+    )
+    errors = "".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.err")))
+    assert done.returncodes == (0, 0), done.stderr + errors
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def run_by_torchrun(hosts: tuple[Host, Host], folder: Path, per_host: int) -> list[dict[str, Any]]:
     """Run the program by ``torchrun`` on both hosts; what each rank found."""
     script = folder / "script.py"
     script.write_text(program(MESSAGES_BETWEEN_HOSTS))
@@ -129,7 +161,10 @@ def run_on(hosts: tuple[Host, Host], folder: Path, per_host: int) -> list[dict[s
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("per_host", [1, 2])
 def test_two_hosts(two_hosts: tuple[Host, Host], tmp_path: Path, per_host: int) -> None:
-    found = run_on(two_hosts, tmp_path, per_host)
+    if per_host == 1:
+        found = run_alone(two_hosts, tmp_path)
+    else:
+        found = run_by_torchrun(two_hosts, tmp_path, per_host)
     size = 2 * per_host
     ranks = range(size)
     hosts = [rank // per_host for rank in ranks]

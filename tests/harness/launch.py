@@ -1,6 +1,8 @@
 """Starts real programs the way users do, for tests of how processes find each other and end.
 
-Each start imports torch anew (seconds): what can be tested on the pool is tested there.
+Ranks are forked from a process that has imported shardinv already, see ``prefork``, unless
+a test asks for fresh interpreters; those that a program starts by itself, as ``torchrun`` does, are
+always fresh. What can be tested on the pool is tested there.
 """
 
 from __future__ import annotations
@@ -14,14 +16,27 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+from tests.harness.prefork import SHARDINV
 from tests.harness.worker import is_launcher_variable
 
 Launcher = Literal["plain", "torchrun", "spawn", "slurm-env", "mpi-env", "pmi-env"]
+
+
+class Process(Protocol):
+    """A running program: of ``subprocess`` or of ``prefork``."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,7 @@ def launch_script(
     timeout: float = 120.0,
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
+    fresh: bool = False,
 ) -> LaunchResult:
     """Run a Python program on ``nproc`` new processes.
 
@@ -97,6 +113,10 @@ def launch_script(
         Further environment variables; None removes one.
     cwd : Path, optional
         Working directory.
+    fresh : bool
+        Start an interpreter for each rank, as under "torchrun" in any case, instead of forking from
+        a process that has imported shardinv. Variables that Python or the C library reads at the
+        start (PYTHONPATH, MALLOC_…) mean something to fresh ones only.
 
     Raises
     ------
@@ -111,16 +131,18 @@ def launch_script(
             path.write_text(textwrap.dedent(script))
         else:
             path = script.resolve()
+        fresh = fresh or launcher == "torchrun"
         command = [sys.executable]
         if launcher == "torchrun":
             command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}"]
         command += [str(path), *arguments]
+        start = partial(_start, command) if fresh else partial(SHARDINV.fork, path, arguments)
         places: list[dict[str, str]] = [{}]
         if launcher not in ("plain", "torchrun"):
             port = free_port()
             places = [rank_variables(launcher, rank, nproc, port) for rank in range(nproc)]
         environments = [_environment(place, env or {}) for place in places]
-        return _run(command, environments, Path(folder), timeout, cwd)
+        return _run(partial(start, cwd=cwd), environments, Path(folder), timeout)
 
 
 def free_port() -> int:
@@ -181,33 +203,40 @@ def _environment(place: Mapping[str, str], extra: Mapping[str, str | None]) -> d
     return environment
 
 
-def _run(
+def _start(
     command: list[str],
+    environment: dict[str, str],
+    out: Path,
+    err: Path,
+    cwd: Path | None,
+) -> Process:
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            start_new_session=True,  # Ctrl-C comes to us alone, and we tidy up
+        )
+
+
+def _run(
+    start: Callable[[dict[str, str], Path, Path], Process],
     environments: list[dict[str, str]],
     folder: Path,
     timeout: float,
-    cwd: Path | None,
 ) -> LaunchResult:
     # Files, not pipes: no reader needed, and what a killed process had printed is there.
     outs = [folder / f"{number}.out" for number in range(len(environments))]
     errs = [folder / f"{number}.err" for number in range(len(environments))]
     began = time.monotonic()
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[Process] = []
     ended_at: dict[int, float] = {}
     try:
         for environment, out, err in zip(environments, outs, errs):
-            with out.open("wb") as stdout, err.open("wb") as stderr:
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=stdout,
-                        stderr=stderr,
-                        cwd=cwd,
-                        start_new_session=True,  # Ctrl-C comes to us alone, and we tidy up
-                    )
-                )
+            processes.append(start(environment, out, err))
         while len(ended_at) < len(processes) and time.monotonic() - began < timeout:
             time.sleep(0.02)
             for number, process in enumerate(processes):
@@ -230,7 +259,7 @@ def _run(
             f"(numbers {late}).\n--- stdout ---\n{''.join(stdouts)}\n"
             f"--- stderr ---\n{''.join(stderrs)}"
         )
-    codes = tuple(process.returncode for process in processes)
+    codes = tuple(process.wait() for process in processes)
     return LaunchResult(
         returncode=next((code for code in codes if code != 0), 0),
         stdout="".join(stdouts),

@@ -1,4 +1,4 @@
-"""Programs forked from a process that has imported torch or DeepInverse already.
+"""Programs forked from a process that has imported shardinv, and so torch and DeepInverse, already.
 
 A fresh interpreter takes seconds of processor time to import them. A forked program is given its
 own environment, arguments, streams and session, runs as ``__main__``, and then ends as any program
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -44,16 +45,16 @@ class Preloaded:
         script: Path,
         arguments: Sequence[str],
         environment: Mapping[str, str],
-        stdout: Path,
-        stderr: Path,
-        cwd: Path | None,
+        out: Path,
+        err: Path,
+        cwd: Path | None = None,
     ) -> Forked:
-        """Run a program; as ``subprocess.Popen`` in a session of its own, without input."""
+        """Run a program in a session of its own, without input."""
         order = {
             "script": str(script),
             "arguments": list(arguments),
             "environment": dict(environment),
-            "streams": [str(stdout), str(stderr)],
+            "streams": [str(out), str(err)],
             "cwd": str(cwd or Path.cwd()),
         }
         return Forked(self, self.ask(order))
@@ -108,8 +109,6 @@ class Forked:
         return self.returncode
 
 
-#: A process that has imported torch, one that has imported shardinv, and so DeepInverse, too.
-TORCH = Preloaded("torch", "torch.distributed", "numpy")
 SHARDINV = Preloaded("shardinv")
 
 
@@ -155,8 +154,10 @@ if __name__ == "__main__":
     _connection = socket.socket(fileno=int(sys.argv[1]))
     for _name in sys.argv[2:]:
         importlib.import_module(_name)
+    # Or the end of each program would go through every object of those modules, and copy its page.
+    gc.freeze()
     _order = _serve(_connection)
-    _connection.detach()
+    _connection.close()
     _names = _become(_order)
     # At the top level, not in a function: an exception and the interpreter's end are the program's.
     exec(compile(Path(_order["script"]).read_bytes(), _order["script"], "exec"), _names)

@@ -59,6 +59,32 @@ def test_failure_of_one_rank_is_reported() -> None:
         result.check()
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_program_ends_as_it_does_alone(fresh: bool) -> None:
+    code = """
+        import atexit, os, signal, sys, threading, time
+        atexit.register(print, "exit functions run")
+        threading.Thread(target=lambda: (time.sleep(0.1), print("threads are awaited"))).start()
+        assert __name__ == "__main__"
+        assert sys.modules["__main__"].__file__ == __file__ == sys.argv[0]
+        how = "raise exit kill".split()[int(os.environ["RANK"])]
+        if how == "raise":
+            raise ValueError("broke")
+        if how == "exit":
+            sys.exit("a message")
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    result = launch_script(code, 3, launcher="spawn", fresh=fresh)
+    assert result.returncodes == (1, 1, -9)
+    ended = "threads are awaited\nexit functions run\n"
+    assert result.stdouts == (ended, ended, "")
+    assert result.stderrs[0].startswith("Traceback (most recent call last):\n")
+    assert result.stderrs[0].endswith(
+        'in <module>\n    raise ValueError("broke")\nValueError: broke\n'
+    )
+    assert result.stderrs[1:] == ("a message\n", "")
+
+
 def test_torchrun_and_its_workers_end_in_time() -> None:
     code = """
         import os, time

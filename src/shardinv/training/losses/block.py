@@ -140,8 +140,13 @@ class _OverRanks(DrawsAsRankZero):
 
     ctx: DistributedContext
 
+    @property
+    def undistributed(self) -> Callable[..., torch.Tensor]:
+        """The class's own forward: what one rank may evaluate without the others."""
+        return super().forward  # type: ignore[misc]
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        own: Any = super().forward  # type: ignore[misc]
+        own = self.undistributed
         names = [
             name
             for name, parameter in inspect.signature(own).parameters.items()
@@ -229,6 +234,8 @@ class _AdaptedModel(DrawsAsRankZero):
 class _RecorruptedModel(_AdaptedModel):
     """A re-corrupting model that takes sharded measurements."""
 
+    curr_noise_model: Any
+
     def forward(self, y: Any, *args: Any, **kwargs: Any) -> Any:
         if is_list(y):
             raise TypeError(_no_lists(R2RLoss.__name__, len(y)))
@@ -295,7 +302,11 @@ def _stacked(
     if here is not None:
         return own(**{**given, "y": y, "physics": here})
     # What calls no model needs no rank but the owner.
-    alone = {i: (each, each.forward) for i, each in enumerate(loss.losses) if _is_alone(each)}
+    alone = {
+        index: (each, each.undistributed)
+        for index, each in enumerate(loss.losses)
+        if _is_alone(each)
+    }
     total: Any = 0.0
     if alone:
         total = sum_of_entries(ctx, alone, x_net, y, physics, None)
