@@ -64,16 +64,17 @@ def splitting(seed: int) -> SplittingLoss:
     return SplittingLoss(mask_generator=masks, eval_n_samples=2)
 
 
-ROTATE: Make = lambda s: EILoss(
-    Rotate(multiples=90, interpolation_mode="nearest", rng=generator(s)), apply_noise=False
-)  # noqa: E731
+def quarter_turns(seed: int) -> EILoss:
+    turn = Rotate(multiples=90, interpolation_mode="nearest", rng=generator(seed))
+    return EILoss(turn, apply_noise=False)
+
 
 #: Losses of one operator: how they are made from a seed, and the operator.
 SINGLE: dict[str, tuple[Make, Callable[[int], Any]]] = {
     "supervised": (lambda s: SupLoss(), lambda s: blur(4)),
     "total variation": (lambda s: TVLoss(), lambda s: blur(4)),
     "measurement consistency": (lambda s: MCLoss(), lambda s: blur(4)),
-    "EI, quarter turns": (ROTATE, lambda s: inpainting()),
+    "EI, quarter turns": (quarter_turns, lambda s: inpainting()),
     "EI, any angle": (
         lambda s: EILoss(Rotate(interpolation_mode="bilinear", rng=generator(s))),
         lambda s: inpainting(),
@@ -154,7 +155,7 @@ def each(make: Make) -> Make:
 #: Losses of stacks: how they are made, and as what they are made undistributed, if they can be.
 STACKED: dict[str, tuple[Make, Make | None]] = {
     "measurement consistency": (lambda s: MCLoss(), each(lambda s: MCLoss())),
-    "EI": (ROTATE, ROTATE),
+    "EI": (quarter_turns, quarter_turns),
     "one for each": (each(lambda s: MCLoss()), each(lambda s: MCLoss())),
     "SURE for each": (
         each(lambda s: SureGaussianLoss(0.1, rng=generator(s))),
