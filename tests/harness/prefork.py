@@ -109,7 +109,7 @@ class Forked:
         return self.returncode
 
 
-SHARDINV = Preloaded("shardinv")
+SHARDINV = Preloaded("shardinv", "torch.distributed.checkpoint")
 
 
 def _serve(connection: socket.socket) -> dict[str, Any]:

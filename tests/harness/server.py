@@ -13,8 +13,17 @@ import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
 
-#: Imported once, before the first fork; shardinv too where it can be.
-PRELOADED = ("torch", "torch.distributed", "numpy", "pytest", "deepinv")
+#: Imported once, before the first fork; shardinv too where it can be. DeepInverse imports the last
+#: two at their first use, which would be in every worker.
+PRELOADED = (
+    "torch",
+    "torch.distributed.checkpoint",
+    "numpy",
+    "pytest",
+    "deepinv",
+    "torchmetrics",
+    "ptwt",
+)
 
 
 def start_server() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from shardinv import DistributedContext
 from shardinv.tensor import ShardedTensor
+from shardinv.tensor.axes import cut_axes
 from tests.harness.checks import assert_close, probe_loss
 
 Case = tuple[str, Callable[..., Any]]
@@ -90,8 +91,8 @@ def compare(
     if not mine:
         assert found == expected, f"{what}: {found}, expected {expected}"
         return
-    for a, b in zip(whole(mine), whole(theirs), strict=True):
-        assert_close(a, b, max(rtol, _precision(b.dtype)), f"{what}: values")
+    for a, b in zip(mine, theirs, strict=True):
+        assert_alike(a, b, max(rtol, _precision(b.dtype)), f"{what}: values")
     if not order or not any(b.requires_grad for b in theirs):
         return
     references = _gradients(expected, plain, order)
@@ -101,13 +102,40 @@ def compare(
             if isinstance(t, ShardedTensor) and grad is not None:
                 assert isinstance(grad, ShardedTensor), what
                 assert grad.sharding == t.sharding, what
-        pairs = [(a, b) for a, b in zip(mine, theirs, strict=True)]
-        for place, (a, b) in enumerate(pairs):
-            a = torch.zeros_like(plain_of(plain, place)) if a is None else whole(a)
-            b = torch.zeros_like(plain_of(plain, place)) if b is None else b
-            assert_close(
-                whole(a.detach()), whole(b.detach()), rtol, f"{what}: order {number}, leaf {place}"
+        for place, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            none = torch.zeros_like(plain_of(plain, place))
+            assert_alike(
+                none if a is None else a.detach(),
+                none if b is None else b.detach(),
+                rtol,
+                f"{what}: order {number}, leaf {place}",
             )
+
+
+def assert_alike(mine: torch.Tensor, reference: torch.Tensor, rtol: float, what: str) -> None:
+    """Assert that values are a plain reference's; of a sharded tensor each rank checks its box.
+
+    No message, and every pixel is checked where it lies, relative to the largest of the whole.
+    """
+    reference = reference.resolve_conj()
+    if not isinstance(mine, ShardedTensor):
+        assert_close(mine.resolve_conj(), reference, rtol, what)
+        return
+    assert mine.shape == reference.shape, f"{what}: {mine.shape}, expected {reference.shape}"
+    local = mine.to_local().detach().resolve_conj()
+    found = reference.detach().to(local.dtype, copy=True)
+    image, axes = found, cut_axes(mine)
+    if mine.folded is not None:
+        image = found.view(*found.shape[:-1], *mine.folded, *mine.sharding.shape)
+        local = local.reshape(*local.shape[:-1], *mine.folded, *mine.box.shape)
+        axes = tuple(range(image.ndim - mine.sharding.ndim, image.ndim))
+    index = [slice(None)] * image.ndim
+    for axis, part in zip(axes, mine.box.slices(), strict=True):
+        index[axis] = part
+    box = image[tuple(index)]
+    assert box.shape == local.shape, f"{what}: {local.shape} of {mine!r}"
+    box.copy_(local)
+    assert_close(found, reference, rtol, what)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -131,10 +131,10 @@ def physics_blocks(side: Side, name: str, operators: list[Any], **options: Any) 
         return lambda **given: function(unflat(list(given.values()), y))
 
     def proximal(x: Tensor, gamma: Tensor, **given: Tensor) -> Any:
-        return physics.prox_l2(x, unflat(list(given.values()), y), gamma, max_iter=4, tol=1e-30)
+        return physics.prox_l2(x, unflat(list(given.values()), y), gamma, max_iter=2, tol=1e-30)
 
     def inverse(v: Any) -> Any:
-        return physics.A_dagger(v, max_iter=4, tol=1e-30, **near)
+        return physics.A_dagger(v, max_iter=2, tol=1e-30, **near)
 
     def adjoint(v: Any) -> Any:
         return physics.A_adjoint(v, **near)
@@ -174,7 +174,7 @@ def fidelity_blocks(
 
     def proximal(x: Tensor, gamma: Tensor, **given: Tensor) -> Any:
         given_y = unflat(list(given.values()), y)
-        return square.prox(x, given_y, physics, gamma=gamma, max_iter=4, tol=1e-30)
+        return square.prox(x, given_y, physics, gamma=gamma, max_iter=2, tol=1e-30)
 
     return {
         f"{name}: fidelity value": Block(value, leaves, weights, homes),

@@ -46,14 +46,15 @@ def modes(ctx: DistributedContext, layout: str) -> list[torch.Tensor]:
     assert len(expected) > 4
     for mode in (*MODES[1:], "auto"):
         model = distribute(solver(), ctx, **TILES, checkpoint=mode, memory="1GB")
-        for _ in range(2):  # with "auto" the first step measures
+        for _ in range(1 + (mode == "auto")):  # the first step measures
             assert_close(step(ctx, model, layout), expected, 1e-11, mode)
-    assert_close(
-        step(ctx, distribute(solver(ADMM), ctx, **TILES, checkpoint="both"), layout),
-        step(ctx, distribute(solver(ADMM), ctx, **TILES, checkpoint="never"), layout),
-        1e-11,
-        "ADMM",
-    )
+    if ctx.world_size == 2:
+        assert_close(
+            step(ctx, distribute(solver(ADMM), ctx, **TILES, checkpoint="both"), layout),
+            step(ctx, distribute(solver(ADMM), ctx, **TILES, checkpoint="never"), layout),
+            1e-11,
+            "ADMM",
+        )
     return expected
 
 
