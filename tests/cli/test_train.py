@@ -188,6 +188,7 @@ def test_resumed_with_other_ranks(
     with pytest.raises(UsageError, match="is of a run with another model"):
         _train_alone(folder, other)
     printed = pool.run(_train, folder, {**config, "resume": True}, world_size=3)
+    assert "resumed after epoch 2" in printed[0]
     assert "epoch 3/3" in printed[0]
     assert "epoch 2/3" not in printed[0]
     assert not printed[1]

@@ -46,7 +46,9 @@ def default_processes(device: str) -> int:
     return gpus if gpus and device != "cpu" else 2
 
 
-def run_workers(command: str, settings: BaseModel, processes: int, *, log: Path) -> int:
+def run_workers(
+    command: str, settings: BaseModel, processes: int, *, log: Path, lighter: str
+) -> int:
     """Run a command on ``processes`` new processes and wait for them.
 
     Parameters
@@ -59,6 +61,8 @@ def run_workers(command: str, settings: BaseModel, processes: int, *, log: Path)
         Number of ranks.
     log
         Where to write the whole traceback, should a rank fail.
+    lighter
+        What to try if a rank was killed, as it is where memory runs out.
 
     Returns
     -------
@@ -81,7 +85,7 @@ def run_workers(command: str, settings: BaseModel, processes: int, *, log: Path)
             _end(workers)
         if all(worker.returncode == 0 for worker in workers):
             return 0
-        message, details = _explain(workers, Path(folder))
+        message, details = _explain(workers, Path(folder), lighter)
         if details:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(details)
@@ -205,7 +209,9 @@ def _end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
                 worker.stdin.close()
 
 
-def _explain(workers: Sequence[subprocess.Popen[bytes]], folder: Path) -> tuple[str, str]:
+def _explain(
+    workers: Sequence[subprocess.Popen[bytes]], folder: Path, lighter: str
+) -> tuple[str, str]:
     """Which rank failed first and why: one line, and all details."""
     reports = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     causes = [report for report in reports if not report["follows"]]
@@ -217,17 +223,17 @@ def _explain(workers: Sequence[subprocess.Popen[bytes]], folder: Path) -> tuple[
         silent = not (folder / f"{rank}.json").exists()
         if worker.returncode and silent:
             words = (folder / f"{rank}.err").read_text(errors="replace") if rank else ""
-            return f"rank {rank} {_ending(worker.returncode)}", words
+            return f"rank {rank} {_ending(worker.returncode, lighter)}", words
     first = min(reports, key=lambda report: report["time"], default=None)
     return (first["message"], first["traceback"]) if first else ("a rank failed", "")
 
 
-def _ending(code: int) -> str:
+def _ending(code: int, lighter: str) -> str:
     if code >= 0:
         return f"ended with status {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = "; was there too little memory? Try a smaller --size" if name == "SIGKILL" else ""
+    hint = f"; was there too little memory? Try {lighter}" if name == "SIGKILL" else ""
     return f"was ended by {name}{hint}"

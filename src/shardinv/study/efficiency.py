@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-
 @dataclass(frozen=True)
 class Scaling:
     """How a run on several workers compares with a baseline on fewer.

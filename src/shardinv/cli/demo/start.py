@@ -39,7 +39,9 @@ def start_demo(settings: DemoSettings) -> int:
     if processes == 1:
         run_demo(settings)
         return 0
-    status = run_workers("demo", settings, processes, log=settings.output / "error.txt")
+    status = run_workers(
+        "demo", settings, processes, log=settings.output / "error.txt", lighter="a smaller --size"
+    )
     if status and settings.checkpoints.is_dir():
         print("What was done so far is saved: the same command with --resume goes on", file=stderr)
     return status

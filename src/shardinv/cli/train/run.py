@@ -198,6 +198,7 @@ class _Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.history = History(**state["history"])
+        self._say(f"resumed after epoch {self.history.epochs}")
 
     def _identity(self) -> dict[str, str]:
         """What the result follows from, section by section; not how the work is shared out."""

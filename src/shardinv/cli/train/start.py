@@ -59,7 +59,13 @@ def train(
     if joined or wanted == 1:
         run_train(settings)
         return
-    status = run_workers("train", settings, wanted, log=settings.output / "error.txt")
+    status = run_workers(
+        "train",
+        settings,
+        wanted,
+        log=settings.output / "error.txt",
+        lighter="memory.checkpoint: both, or a smaller data.side or optimizer.batch",
+    )
     if status and settings.checkpoints.is_dir():
         saved = "What was done so far is saved: the same command with --resume goes on"
         print(saved, file=sys.stderr)
