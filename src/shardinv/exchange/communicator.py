@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -57,6 +57,10 @@ class Communicator:
         The operation that this rank is in, and since when (``time.perf_counter``).
     noted, checking
         A digest of the cotangents of this backward pass, and which passes will compare theirs.
+    compared
+        Which kinds of tensors have been compared between the ranks, outside any block.
+    debug
+        Whether they are compared at every call.
     """
 
     rank: int
@@ -74,6 +78,8 @@ class Communicator:
     waiting: tuple[str, float] | None = field(default=None, repr=False)
     noted: torch.Tensor | None = field(default=None, repr=False)
     checking: set[int] = field(default_factory=set, repr=False)
+    compared: set[Hashable] = field(default_factory=set, repr=False)
+    debug: bool = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> Communicator:
         """A copy of a block talks to the same ranks: there are no others."""
@@ -118,6 +124,7 @@ class Communicator:
             bytes_sent=bytes_sent,
             seconds_issued=(watch.issued_at or done) - watch.started_at,
             seconds_waited=done - (watch.issued_at or done),
+            span=(watch.started_at, done),
         )
 
     def failed(self, operation: str, error: Exception) -> RankError:

@@ -160,6 +160,7 @@ class Move:
         self._block = comm.ledger.current_block
         self._pieces = [piece.detach() for piece in pieces]
         self._issued = self._waited = 0.0
+        self._started = time.perf_counter()
         self._sent = 0
         self._finished = False
         self._failure: RankError | None = None
@@ -214,6 +215,7 @@ class Move:
                     bytes_sent=self._sent,
                     seconds_issued=self._issued,
                     seconds_waited=self._waited,
+                    span=(self._started, time.perf_counter()),
                 )
         return self._results
 

@@ -3,6 +3,6 @@
 The exchange layer books here and nowhere else moves data, so the account is complete.
 """
 
-from shardinv.ledger.ledger import Entry, Ledger
+from shardinv.ledger.ledger import Entry, Event, Ledger
 
-__all__ = ["Entry", "Ledger"]
+__all__ = ["Entry", "Event", "Ledger"]

@@ -27,6 +27,29 @@ class Entry:
     seconds_waited: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One operation, while a ledger traces.
+
+    Times are those of ``time.perf_counter``, in seconds, which all processes of a host share on
+    Linux. From ``started`` to ``issued`` the host is busy with the operation, then it may compute
+    something else, and from ``blocked`` to ``done`` it waits.
+    """
+
+    block: str
+    operation: str
+    bytes_sent: int
+    started: float
+    issued: float
+    blocked: float
+    done: float
+
+    @property
+    def exposed(self) -> float:
+        """Seconds in which the rank could do nothing else."""
+        return self.issued - self.started + self.done - self.blocked
+
+
 class Ledger:
     """Counts the calls, bytes and seconds of every operation that the exchange layer performs.
 
@@ -42,6 +65,7 @@ class Ledger:
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], Entry] = {}
         self._blocks: list[str] = []
+        self._events: list[Event] | None = None
 
     @property
     def calls(self) -> int:
@@ -79,10 +103,54 @@ class Ledger:
         finally:
             self._blocks.pop()
 
+    @contextmanager
+    def tracing(self) -> Iterator[list[Event]]:
+        """Note when each operation inside began and ended, besides the account.
+
+        Yields
+        ------
+        list of Event
+            Grows as operations are done.
+        """
+        before, self._events = self._events, []
+        try:
+            yield self._events
+        finally:
+            self._events = before
+
     def book(
-        self, operation: str, *, bytes_sent: int, seconds_issued: float, seconds_waited: float
+        self,
+        operation: str,
+        *,
+        bytes_sent: int,
+        seconds_issued: float,
+        seconds_waited: float,
+        span: tuple[float, float] | None = None,
     ) -> None:
-        """Add one call to the account."""
+        """Add one call to the account.
+
+        Parameters
+        ----------
+        operation
+            Its name.
+        bytes_sent, seconds_issued, seconds_waited
+            See :class:`Entry`.
+        span
+            When it started and was done.
+        """
+        if self._events is not None and span is not None:
+            started, done = span
+            self._events.append(
+                Event(
+                    self.current_block,
+                    operation,
+                    int(bytes_sent),
+                    started,
+                    started + seconds_issued,
+                    done - seconds_waited,
+                    done,
+                )
+            )
         key = (self.current_block, operation)
         entry = self._entries.setdefault(key, Entry(*key))
         entry.calls += 1
