@@ -1,0 +1,70 @@
+"""Factors multiply to the efficiency, and each planted fault is found and named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+
+from shardinv.study.efficiency import scaling
+from shardinv.study.factors import Iteration, Work, factors, limit
+
+BASELINE = Iteration(physics=1.0, denoiser=8.0, waiting=0.0, moving=0.0, total=9.0)
+EVEN = Work(1000, 1000, 1000, 1000, (250,) * 4)
+IDEAL = Iteration(physics=0.25, denoiser=2.0, waiting=0.0, moving=0.0, total=2.25)
+
+
+def test_ideal() -> None:
+    found = factors(BASELINE, EVEN, [IDEAL] * 4)
+    assert [factor.value for factor in found] == pytest.approx([1.0] * 7)
+    assert limit(found) == "Nothing takes more than 3 % away."
+
+
+@pytest.mark.parametrize(
+    ("name", "work", "ranks"),
+    [
+        (
+            "halo work",
+            replace(EVEN, **dict.fromkeys(("with_halo", "with_quantisation", "with_padding"), 1500),
+                    by_rank=(375,) * 4),
+            [replace(IDEAL, denoiser=3.0, total=3.25)] * 4,
+        ),
+        (
+            "tile quantisation",
+            replace(EVEN, with_quantisation=1500, with_padding=1500, by_rank=(375,) * 4),
+            [replace(IDEAL, denoiser=3.0, total=3.25)] * 4,
+        ),
+        (
+            "network padding",
+            replace(EVEN, with_padding=1500, by_rank=(375,) * 4),
+            [replace(IDEAL, denoiser=3.0, total=3.25)] * 4,
+        ),
+        (
+            "uneven ranks",
+            replace(EVEN, by_rank=(500, 250, 250, 0)),
+            [
+                replace(IDEAL, denoiser=d, waiting=4.0 - d, total=4.25)
+                for d in (4.0, 2.0, 2.0, 0.0)
+            ],
+        ),
+        ("communication", EVEN, [replace(IDEAL, moving=1.5, total=3.75)] * 4),
+        ("host", EVEN, [replace(IDEAL, total=3.5)] * 4),
+        ("rest", EVEN, [replace(IDEAL, denoiser=4.0, total=4.25)] * 4),
+    ],
+)  # fmt: skip
+def test_planted(name: str, work: Work, ranks: list[Iteration]) -> None:
+    found = factors(BASELINE, work, ranks)
+    slowest = max(rank.total for rank in ranks)
+    efficiency = scaling(slowest, 4, 1.0, baseline_seconds=9.0).efficiency
+    assert prod(factor.value for factor in found) == pytest.approx(efficiency, rel=1e-12)
+    assert min(found, key=lambda factor: factor.value).name == name
+    assert limit(found).startswith(f"{name} takes ")
+    for factor in found:
+        if factor.name != name:
+            assert factor.value == pytest.approx(1.0), factor
+
+
+def test_ranks_without_work() -> None:
+    with pytest.raises(ValueError, match="2 ranks were measured"):
+        factors(BASELINE, EVEN, [IDEAL] * 2)
