@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.context.programs import program
-from tests.harness import WorkerPool, launch_script
+from tests.harness import LaunchResult, WorkerPool, launch_script
 
 ITERATIONS, KILLED_AT = 8, 5
 SHAPE = (1, 2, 11, 7)
@@ -93,21 +94,36 @@ def _assert_whole(pool: WorkerPool, folder: Path, first: int, world_size: int) -
         torch.testing.assert_close(x, _undistributed(), rtol=1e-13, atol=0)
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[LaunchResult, Path]]:
+    """Both runs at once: most of each is waiting for the rank that was killed."""
+    folders = {where: tmp_path_factory.mktemp(where) for where in ("iteration", "write")}
+
+    def run(where: str) -> LaunchResult:
+        source = _program(where, folders[where] / "checkpoints")
+        arguments = [str(folders[where]), "3"]
+        return launch_script(source, 3, launcher="spawn", arguments=arguments, timeout=90)
+
+    with ThreadPoolExecutor(2) as executor:
+        runs = list(executor.map(run, folders))
+    return {where: (run, folder) for run, (where, folder) in zip(runs, folders.items())}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["iteration", "write"])
-def test_killed_without_a_supervisor(pool: WorkerPool, tmp_path: Path, where: str) -> None:
-    folder = tmp_path / "checkpoints"
-    source = _program(where, folder)
-    run = launch_script(source, 3, launcher="spawn", arguments=[str(tmp_path), "3"], timeout=90)
-    errors = [(tmp_path / f"{rank}.err").read_text() for rank in range(3)]
+def test_killed_without_a_supervisor(
+    pool: WorkerPool, killed: dict[str, tuple[LaunchResult, Path]], where: str
+) -> None:
+    run, folder = killed[where]
+    errors = [(folder / f"{rank}.err").read_text() for rank in range(3)]
     assert run.returncodes[1] == -9, errors
     for rank in (0, 2):
         assert run.returncodes[rank] not in (0, -9), errors
         assert "RankError" in errors[rank] or "ends because" in errors[rank], errors
-    (died,) = (tmp_path / "1.out").read_text().splitlines()
+    (died,) = (folder / "1.out").read_text().splitlines()
     assert max(run.ended_at) - float(died.split()[-1]) < 20, errors
     # With another number of ranks, from the last iteration that was written whole.
-    _assert_whole(pool, folder, KILLED_AT - 1, 2)
+    _assert_whole(pool, folder / "checkpoints", KILLED_AT - 1, 2)
 
 
 @pytest.mark.slow

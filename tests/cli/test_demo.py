@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from PIL import Image
 from shardinv.io import read_image, write_image
 from shardinv.problems import MultiFrame
 from tests.harness.launch import LaunchResult, launch_script
+from tests.harness.prefork import SHARDINV
 
 pytestmark = pytest.mark.slow
 
@@ -103,10 +103,10 @@ def test_says_what_it_did(run: LaunchResult) -> None:
     assert run.stderr == ""
 
 
-def test_joins_torchrun_with_the_same_result(
+def test_joins_a_launcher_with_the_same_result(
     run: LaunchResult, output: Path, tmp_path: Path
 ) -> None:
-    joined = _demo(tmp_path, nproc=3, launcher="torchrun").check()
+    joined = _demo(tmp_path, nproc=3, launcher="spawn").check()
     # Three ranks, one voice.
     assert joined.stdout.count("against bicubic") == 1
     result = _result(tmp_path)
@@ -179,7 +179,7 @@ def test_a_failing_rank_ends_all_with_one_message(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[LaunchResult, dict[str, Any]]:
     output = tmp_path_factory.mktemp("sharded")
-    run = _demo(output, "--layout", "sharded", "--check").check()
+    run = _demo(output, "--layout", "sharded", "--check", nproc=2, launcher="spawn").check()
     return run, _result(output)
 
 
@@ -239,7 +239,7 @@ def test_killed_and_resumed(sharded: tuple[LaunchResult, dict[str, Any]], tmp_pa
     assert "Traceback" not in killed.stderr
     assert (output / "checkpoints" / "checkpoint-000002").is_dir()
     # With more processes than before.
-    resumed = _demo(output, *words, "--processes", "3").check()
+    resumed = _demo(output, *words, nproc=3, launcher="spawn").check()
     assert "resumed        after iteration 2" in resumed.stdout
     result = _result(output)
     assert result["settings"]["resumed_after"] == 2
@@ -253,31 +253,19 @@ def test_killed_and_resumed(sharded: tuple[LaunchResult, dict[str, Any]], tmp_pa
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_its_command(how: signal.Signals, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                PROGRAM,
-                "demo",
-                *SMALL,
-                "--iterations",
-                "100000",
-                "--output",
-                str(tmp_path / "out"),
-            ],
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
+    log, script = tmp_path / "log", tmp_path / "shardinv"
+    script.write_text(PROGRAM)
+    log.touch()
+    words = ["demo", *SMALL, "--iterations", "100000", "--output", str(tmp_path / "out")]
+    process = SHARDINV.fork(script, words, dict(os.environ), log, log)
     workers: list[int] = []
     try:
         _until(lambda: "reconstructing" in log.read_text() or process.poll() is not None, 120)
         workers = _children(process.pid)
         assert len(workers) == 2
-        process.send_signal(how)
-        status = process.wait(30)
+        os.kill(process.pid, how)
+        _until(lambda: process.poll() is not None, 30)
+        status = process.poll()
         assert status == (130 if how is signal.SIGINT else -signal.SIGKILL)
         _until(lambda: not any(map(_runs, workers)), 30)
         if how is signal.SIGINT:
@@ -287,7 +275,7 @@ def test_no_worker_outlives_its_command(how: signal.Signals, tmp_path: Path) -> 
         for pid in (process.pid, *workers):
             if _runs(pid):
                 os.kill(pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait()
 
 
 def _until(condition: Any, seconds: float) -> None:

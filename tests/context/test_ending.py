@@ -149,13 +149,13 @@ SCENARIOS = {
 def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Ended]]:
-    """Start the scenarios of all selected tests, two at a time: most of each is waiting."""
+    """Start the scenarios of all selected tests, four at a time: most of each is waiting."""
     wanted = [
         item.callspec.params["scenario"]
         for item in request.session.items
         if item.path == request.path and hasattr(item, "callspec")
     ]
-    with ThreadPoolExecutor(2) as executor:
+    with ThreadPoolExecutor(4) as executor:
         futures: dict[str, Future[Ended]] = {
             name: executor.submit(SCENARIOS[name].run, tmp_path_factory.mktemp("ranks"))
             for name in wanted

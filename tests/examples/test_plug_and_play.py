@@ -15,7 +15,7 @@ def test_same_result_however_many_processes_and_in_either_layout(pool: WorkerPoo
     script = EXAMPLES / "plug_and_play.py"
     outputs = [
         pool.run(example, "plug_and_play", world_size=1)[0],
-        launch_script(script, 2, launcher="torchrun").check().stdout,
+        launch_script(script, 2, launcher="spawn").check().stdout,
         pool.run(example, "sharded", world_size=3)[0],
     ]
     results = []

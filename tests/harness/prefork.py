@@ -135,7 +135,7 @@ def _become(order: dict[str, Any]) -> dict[str, Any]:
     """Take on a program's place; returns the names that it runs with."""
     os.setsid()
     for number, name in enumerate(order["streams"], start=1):
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         os.dup2(file, number)
         os.close(file)
     os.environ.clear()

@@ -106,6 +106,10 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "count": lambda x: torch.linalg.vector_norm(x, ord=0, dim=(2, 3)),
     "float32": lambda x: (x > 0).to(torch.float32).sum(dtype=torch.float64),
 }
+VOLUMES: dict[str, Callable[..., Any]] = {
+    "several": lambda x: x.sum() + x.amax() * x.norm() + x.var(),
+    "numbers": PLAIN["numbers"],
+}
 
 
 def work(ctx: DistributedContext) -> None:
@@ -113,12 +117,7 @@ def work(ctx: DistributedContext) -> None:
     for spatial in ((7, 5), (2, 3), (3, 4, 3)):
         x = torch.randn(2, 3, *spatial, dtype=torch.float64)
         n = len(spatial)
-        for name, function in {**ALL, **REAL, **PLAIN}.items():
-            if n == 3 and name != "numbers":
-
-                def function(x: torch.Tensor) -> Any:
-                    return x.sum() + x.amax() * x.norm() + x.var()
-
+        for name, function in (VOLUMES if n == 3 else {**ALL, **REAL, **PLAIN}).items():
             for mesh in meshes(ctx.world_size, n):
                 order = 0 if name in PLAIN else 2
                 what = f"{name} {spatial}"

@@ -31,8 +31,8 @@ from tests.tensor.algorithms import (
 # -- linear solvers --------------------------------------------------------------------------------
 
 OPERATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], LinearPhysics]] = {
-    "mixing": lambda x, mask: Mixing(mask, max_iter=5),
-    "differences": lambda x, mask: Differences(x, max_iter=5),
+    "mixing": lambda x, mask: Mixing(mask, max_iter=3),
+    "differences": lambda x, mask: Differences(x, max_iter=3),
     "inpainting": lambda x, mask: Inpainting(tuple(x.shape[1:]), mask=mask),
 }
 LINEAR_SOLVERS = ("CG", "lsqr", "BiCGStab", "minres")
@@ -138,7 +138,7 @@ def solve(
 ) -> Case:
     make, needed, _ = SOLVERS[solver]
     given = {
-        "stepsize": 0.4, "lambda_reg": 0.7, "g_param": 0.2, "max_iter": 4, "early_stop": False,
+        "stepsize": 0.4, "lambda_reg": 0.7, "g_param": 0.2, "max_iter": 3, "early_stop": False,
         **needed, **options,
     }  # fmt: skip
 
@@ -239,7 +239,7 @@ def anderson_cases() -> dict[str, Case]:
     full = AndersonAccelerationConfig(full_backprop=True, history_size=3)
     cases = {}
     for name in SOLVERS:
-        cases[name] = solve(name, anderson_acceleration=True)
+        cases[name] = solve(name, max_iter=4, anderson_acceleration=True)
         cases[f"{name}, short history"] = solve(name, max_iter=6, anderson_acceleration=full)
     return cases
 

@@ -16,8 +16,14 @@ from deepinv.physics import Blur, StackedLinearPhysics
 from torch import Tensor, nn
 
 from shardinv import DistributedContext, distribute
+from shardinv.exchange import DisagreementError
 from tests.denoise.networks import Conditioned
-from tests.harness import WorkerPool, assert_close, assert_same_on_every_rank
+from tests.harness import (
+    WorkerPool,
+    assert_close,
+    assert_every_rank_raised,
+    assert_same_on_every_rank,
+)
 
 ROUNDING = 1e-12
 TILES = {"patch_size": 8, "overlap": 2}
@@ -138,15 +144,24 @@ def test_case(pool: WorkerPool, case: Callable[..., Any], world_size: int) -> No
 def needed_on_one_rank(ctx: DistributedContext, block: str) -> None:
     """An input that needs a gradient on rank 0 only: elsewhere it has half of it, or waits."""
     x = image().requires_grad_(ctx.rank == 0)
-    if block == "denoiser":
-        loss = distribute(network().requires_grad_(False), ctx, **TILES)(x, 0.2).square().sum()
-    else:
-        loss = distribute(stack(), ctx).A_adjoint_A(x).square().sum()
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=ctx.rank == 0)
+    kernel = torch.ones(1, 1, 3, 3, dtype=torch.float64, requires_grad=ctx.rank == 0)
+    loss = {
+        "denoiser": lambda: distribute(network().requires_grad_(False), ctx, **TILES)(x, 0.2),
+        "physics": lambda: distribute(stack(), ctx).A_adjoint_A(x),
+        "gather": lambda: ctx.gather(ctx.shard(x)),
+        "sum": lambda: ctx.shard(x).sum(),
+        "operand": lambda: ctx.shard(image()) * scale,
+        "kernel": lambda: torch.nn.functional.conv2d(ctx.shard(image()), kernel, padding=1),
+        "step": lambda: distribute(stack(), ctx).prox_l2(image(), stack().A(image()), scale),
+    }[block]()
     if loss.requires_grad:
-        loss.backward()
+        loss.square().sum().backward()
 
 
-@pytest.mark.parametrize("block", ["denoiser", "physics"])
+@pytest.mark.parametrize(
+    "block", ["denoiser", "physics", "gather", "sum", "operand", "kernel", "step"]
+)
 def test_input_that_needs_a_gradient_on_one_rank_only(pool: WorkerPool, block: str) -> None:
-    for error in pool.run(needed_on_one_rank, block, world_size=2, expect_error=True):
-        assert "requires_grad" in str(error) or "gradient" in str(error), error
+    outcomes = pool.run(needed_on_one_rank, block, world_size=2, expect_error=True)
+    assert_every_rank_raised(outcomes, DisagreementError, "gradient")

@@ -206,7 +206,12 @@ class DistributedContext(ImageLayouts, Checkpoints):
 
     def _communicator(self) -> Communicator:
         comm = Communicator(
-            self.rank, self.world_size, self.device, ledger=Ledger(), timeout=self.timeout
+            self.rank,
+            self.world_size,
+            self.device,
+            ledger=Ledger(),
+            timeout=self.timeout,
+            debug=self.debug,
         )
         if self.world_size == 1 or not dist.is_initialized():
             return comm

@@ -6,7 +6,7 @@ between ranks. What to send to whom is worked out in :mod:`shardinv.geometry`; w
 above.
 """
 
-from shardinv.exchange.agreement import FirstUse, agree, publish
+from shardinv.exchange.agreement import FirstUse, agree, publish, same_need
 from shardinv.exchange.collectives import (
     all_reduce,
     barrier,
@@ -56,6 +56,7 @@ __all__ = [
     "host_of_ranks",
     "move",
     "publish",
+    "same_need",
     "start_move",
     "sum_over_ranks",
     "wait_for_key",

@@ -63,7 +63,7 @@ def publish(comm: Communicator, what: str, value: Any) -> list[Any]:
             raise RankError(
                 f"ranks are at different places in the program: rank {comm.rank} compares "
                 f"'{what}', rank {rank} compares '{told}'. Every rank must call the same blocks in "
-                "the same order"
+                "the same order, on inputs of the same shapes and types that need gradients alike"
             )
         answers.append(answer)
     if number > 0:
@@ -86,6 +86,39 @@ def agree(
     if any(answer != answers[0] for answer in answers):
         told = "; ".join(f"rank {rank}: {show(answer)}" for rank, answer in enumerate(answers))
         raise DisagreementError(f"ranks disagree on {what}: {told}. {hint}")
+
+
+def same_need(comm: Communicator, what: str, kind: Hashable, needed: bool) -> None:
+    """Check, when a tensor of a kind is first met, that it needs a gradient on all ranks or none.
+
+    For operations outside any block that send nothing forward, or nothing that would tell: where
+    one rank alone keeps a graph, its backward pass would wait for the others, or take a later
+    message of theirs for the answer. To be called on every rank.
+
+    Parameters
+    ----------
+    comm
+        The group.
+    what
+        What the tensor is, in words, for the error.
+    kind
+        Its shape and type, as on every rank.
+    needed
+        Whether it needs a gradient on this rank.
+
+    Raises
+    ------
+    DisagreementError
+        If ranks differ.
+    """
+    if comm.alone or not torch.is_grad_enabled():
+        return
+    key = (what, kind, needed)
+    if key in comm.compared and not comm.debug:
+        return
+    hint = "It must be the same on every rank: call requires_grad_(...) or detach() on all of them"
+    agree(comm, f"whether {what} needs a gradient", (kind, needed), hint, show=_show)
+    comm.compared.add(key)
 
 
 class FirstUse:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from deepinv.optim.linear import least_squares
 
+from shardinv.exchange import TensorSpec
 from shardinv.tensor import sharded_factories
 
 
@@ -48,6 +49,14 @@ def solve(
     **kwargs
         Handed to the solver.
     """
+    if isinstance(gamma, torch.Tensor):
+        # The iterates of one rank alone would need a gradient, which none of them tells.
+        need = gamma.requires_grad and torch.is_grad_enabled()
+        physics.first_use.same(
+            "the step of a proximal operator, and whether it needs a gradient",
+            (TensorSpec.of(gamma), need),
+            "They must be the same on every rank",
+        )
     # Some solvers make tensors of a shape alone.
     with sharded_factories():
         return least_squares(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shardinv.exchange import fan_out
+from shardinv.exchange import TensorSpec, fan_out, same_need
 from shardinv.tensor.errors import LayoutError
 from shardinv.tensor.registry import name_of
 from shardinv.tensor.sharded import ShardedTensor
@@ -114,10 +114,28 @@ def local_part(
             f"replicated tensor {tuple(operand.shape)} that varies in space: shard it "
             "(ctx.shard(t)), or gather the image (ctx.gather(x))"
         )
-    if operand.requires_grad and torch.is_grad_enabled():
-        (operand,), _ = fan_out(lead.sharding.comm, operand)
+    operand = shared_operand(operand, lead)
     if operand.ndim and operand.device != lead.device:
         raise LayoutError(
             f"{name_of(function)} of an image on {lead.device} and a tensor on {operand.device}"
         )
+    return operand
+
+
+def shared_operand(operand: torch.Tensor, lead: ShardedTensor) -> torch.Tensor:
+    """A replicated operand of work on local parts: backward, its cotangent is summed over ranks.
+
+    Raises
+    ------
+    DisagreementError
+        If it needs a gradient on some ranks only.
+    """
+    if not torch.is_grad_enabled():
+        return operand
+    comm = lead.sharding.comm
+    if operand.is_floating_point() or operand.is_complex():
+        same_need(comm, "a replicated operand", TensorSpec.of(operand), operand.requires_grad)
+    if not operand.requires_grad:
+        return operand
+    (operand,), _ = fan_out(comm, operand)
     return operand

@@ -17,6 +17,7 @@ from shardinv.exchange import (
     begin_fetch,
     cut_boxes,
     fetch,
+    same_need,
 )
 from shardinv.geometry import Layout, plan_transfers
 from shardinv.tensor.errors import LayoutError
@@ -43,6 +44,7 @@ def gather(x: ShardedTensor) -> torch.Tensor:
         shape = x.shape
     spec = TensorSpec((*local.shape[: local.ndim - x.sharding.ndim], *x.sharding.shape), x.dtype)
     comm = x.sharding.comm
+    same_need(comm, "a sharded tensor", spec, local.requires_grad)
     whole = assemble(comm, [local], x.sharding.layout, spec, _token(x))
     if shape is None:
         return whole
@@ -126,6 +128,7 @@ def fetch_tied(
     lead = local.shape[: local.ndim - x.sharding.ndim]
     plan = plan_transfers(x.sharding.layout, targets, periods)
     spec = TensorSpec(tuple(lead), x.dtype)
+    same_need(x.sharding.comm, "a sharded tensor", spec, local.requires_grad)
     return fetch(x.sharding.comm, [local], plan, spec, _token(x), operation)
 
 

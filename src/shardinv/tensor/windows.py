@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from shardinv.exchange import fan_out
+from shardinv.exchange import TensorSpec, fan_out, same_need
 from shardinv.geometry import Box
 from shardinv.tensor.axes import cut_axes
 from shardinv.tensor.errors import LayoutError, UnsupportedOperation
@@ -161,7 +161,10 @@ def kernels_of(function: Function, x: ShardedTensor, *tensors: Any) -> list[Any]
                 "needs all of it (ctx.gather(kernel))"
             )
     given = [tensor for tensor in tensors if tensor is not None]
-    local, _ = fan_out(x.sharding.comm, *given)
+    comm = x.sharding.comm
+    for tensor in given:
+        same_need(comm, "a replicated kernel", TensorSpec.of(tensor), tensor.requires_grad)
+    local, _ = fan_out(comm, *given)
     return [None if tensor is None else local.pop(0) for tensor in tensors]
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from shardinv.exchange import fan_out
 from shardinv.tensor.axes import cut_axes
 from shardinv.tensor.columns import Columns
 from shardinv.tensor.errors import LayoutError, UnsupportedOperation
-from shardinv.tensor.operands import common_layout, local_part
+from shardinv.tensor.operands import common_layout, local_part, shared_operand
 from shardinv.tensor.registry import name_of, named, rule
 from shardinv.tensor.rules.reductions import total
 from shardinv.tensor.rules.shapes import transpose
@@ -69,7 +68,7 @@ def product(function: Function, args: Arguments, kwargs: Options) -> Any:
             f"{name_of(function)} of a replicated matrix {tuple(a.shape)} with a flattened image: "
             "the matrix has a column for each pixel"
         )
-    local = _shared(a, b) @ b.to_local()
+    local = shared_operand(a, b) @ b.to_local()
     return ShardedTensor(local, b.sharding, folded=b.folded)
 
 
@@ -87,13 +86,6 @@ def _over_pixels(
 ) -> torch.Tensor:
     lead = common_layout(function, a, b)
     return total(lead, multiply(local_part(function, a, lead), local_part(function, b, lead)))
-
-
-def _shared(plain: torch.Tensor, like: ShardedTensor) -> torch.Tensor:
-    """A replicated operand of local work: backward, its cotangent is summed over the ranks."""
-    if plain.requires_grad and torch.is_grad_enabled():
-        (plain,), _ = fan_out(like.sharding.comm, plain)
-    return plain
 
 
 # -- transposed ------------------------------------------------------------------------------------
@@ -145,7 +137,7 @@ def einsum(function: Function, args: Arguments, kwargs: Options) -> Any:
     locals_ = [
         local_part(function, operand, lead)
         if isinstance(operand, ShardedTensor)
-        else _shared(operand, lead)
+        else shared_operand(operand, lead)
         for operand in operands
     ]
     local = torch.einsum(equation, *locals_)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shardinv.exchange import all_reduce, sum_over_ranks
+from shardinv.exchange import TensorSpec, all_reduce, same_need, sum_over_ranks
 from shardinv.tensor.axes import cut_axes, normalise, reduces_over_ranks
 from shardinv.tensor.errors import UnsupportedOperation
 from shardinv.tensor.operands import common_layout, local_part
@@ -52,6 +52,7 @@ def in_box(
 def total(x: ShardedTensor, partial: torch.Tensor) -> torch.Tensor:
     """The sum of the ranks' parts: plain, replicated, differentiable."""
     comm = x.sharding.comm
+    same_need(comm, "a sharded tensor", TensorSpec.of(partial), partial.requires_grad)
     return sum_over_ranks(comm, partial, torch.zeros((), device=comm.device))
 
 

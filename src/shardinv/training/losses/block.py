@@ -138,8 +138,6 @@ def _signed(function: Callable[..., Any], like: Callable[..., Any]) -> Callable[
 class _OverRanks(DrawsAsRankZero):
     """A loss whose forward prepares the arguments for its class's own."""
 
-    ctx: DistributedContext
-
     @property
     def undistributed(self) -> Callable[..., torch.Tensor]:
         """The class's own forward: what one rank may evaluate without the others."""
@@ -202,7 +200,9 @@ class _OverRanks(DrawsAsRankZero):
             mixin = _SplittingModel
         elif isinstance(adapted, R2RModel):
             mixin = _RecorruptedModel
-        return _become(adapted, mixin, self.ctx)
+        over_ranks = _become(adapted, mixin, self.ctx)
+        over_ranks.adapted_by = type(self)
+        return over_ranks
 
 
 class _SplittingOverRanks(_OverRanks):
@@ -223,23 +223,22 @@ def _no_lists(name: str, count: int) -> str:
 class _AdaptedModel(DrawsAsRankZero):
     """A model whose input a loss changes at random: as rank 0 does."""
 
-    ctx: DistributedContext
+    adapted_by: type
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        own: Any = super().forward  # type: ignore[misc]
+    def forward(self, y: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_list(y) and issubclass(self.adapted_by, _SINGLE_TENSORS):
+            raise TypeError(_no_lists(self.adapted_by.__name__, len(y)))
         with common_random(self.ctx, self):
-            return own(*args, **kwargs)
+            return self._own(y, *args, **kwargs)
+
+    def _own(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
 class _RecorruptedModel(_AdaptedModel):
     """A re-corrupting model that takes sharded measurements."""
 
     curr_noise_model: Any
-
-    def forward(self, y: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_list(y):
-            raise TypeError(_no_lists(R2RLoss.__name__, len(y)))
-        return super().forward(y, *args, **kwargs)
 
     def get_corruptor(self, y: torch.Tensor) -> Callable[[], torch.Tensor]:
         """As the class's own, of sharded measurements too."""
@@ -254,11 +253,10 @@ class _RecorruptedModel(_AdaptedModel):
 class _SplittingModel(_AdaptedModel):
     """A splitting model that takes a stack's measurements and sharded ones."""
 
-    def forward(self, y: Any, physics: Any, update_parameters: bool = False) -> Any:
+    def _own(self, y: Any, physics: Any, update_parameters: bool = False) -> Any:
         if is_list(y):
-            with common_random(self.ctx, self):
-                return self._of_stack(y, physics, update_parameters)
-        return super().forward(y, masked(physics, y), update_parameters)
+            return self._of_stack(y, physics, update_parameters)
+        return super()._own(y, masked(physics, y), update_parameters)
 
     def _of_stack(self, y: Any, physics: Any, update_parameters: bool) -> Any:
         model: Any = self
