@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -134,6 +135,8 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
 def _become(order: dict[str, Any]) -> dict[str, Any]:
     """Take on a program's place; returns the names that it runs with."""
     os.setsid()
+    # A shell that runs the tests in the background has had Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, name in enumerate(order["streams"], start=1):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         os.dup2(file, number)

@@ -178,6 +178,13 @@ def from_a_factory(ctx: DistributedContext) -> list[Any]:
         result = flat(ours(image(0)))
         for i, one in enumerate(result):
             assert not any(torch.equal(one, other) for other in result[:i])
+    ours = distribute(
+        lambda index, *_: noisy("gaussian", [generator(index)] * 4)[index],
+        ctx, type_object="physics", num_operators=4,
+    )  # fmt: skip
+    theirs = StackedPhysics(noisy("gaussian", [generator(index) for index in range(4)]))
+    for _ in range(2):
+        assert_close(ours(image(0)), theirs(image(0)), 0.0, "a seed for each operator")
     return result
 
 

@@ -59,11 +59,11 @@ def measure(ctx: DistributedContext) -> list[list[torch.Tensor]]:
                 assert_close(gathered(y), wanted, 1e-12, what)
     made = {"type_object": "linear_physics", "num_operators": 4}
     factory = lambda index, device, kwargs: operator(index, True)  # noqa: E731
-    torch.manual_seed(5)
-    wanted = list(distribute(factory, ctx, **made)(x))
-    torch.manual_seed(5)
-    y = distribute(factory, ctx, strategy="space", **made)(ctx.shard(x))
-    assert_close(gathered(y), wanted, 1e-12, "a factory")
+    for strategy, image in (("operator", x), ("space", ctx.shard(x))):
+        torch.manual_seed(5)
+        y = distribute(factory, ctx, strategy=strategy, **made)(image)
+        # As those of a list: the last of what is found above.
+        assert_close(gathered(y), wanted, 1e-12, f"a factory by {strategy}")
     return found
 
 

@@ -13,7 +13,7 @@ from shardinv.context import DistributedContext
 from shardinv.context.images import Mesh
 from shardinv.physics.choice import DistributedStackByLayout
 from shardinv.physics.linear import DistributedStackedLinearPhysics, reduction_of
-from shardinv.physics.noise import Generators
+from shardinv.physics.noise import Generators, seeds_of
 from shardinv.physics.operators import deal_operators
 from shardinv.physics.space import (
     DistributedLocalPhysics,
@@ -66,9 +66,9 @@ def distribute_physics(
         operators = _all_operators(source, ctx, num_operators, factory_kwargs)
         _convert(operators, ctx, dtype)
         stack = _stack(operators, _reduction(source, reduction))
-        # As by operator, where it can't be seen whether a factory shares a generator.
-        made = not isinstance(source, (StackedPhysics, Sequence))
-        generators = Generators([None] * len(operators)) if made else None
+        generators = None
+        if not isinstance(source, (StackedPhysics, Sequence)):  # a factory: as by operator
+            generators = Generators.seeded(seeds_of(enumerate(operators)), len(operators))
         return _settings(
             local_physics(stack, ctx, mesh=mesh, align=align, generators=generators), source
         )

@@ -3,11 +3,14 @@
 Each operator draws from a stream of its own, whose seed follows from one number that all ranks know
 and the operator's index. An operator whose noise model has a generator that no other operator uses
 keeps it: its draws are the undistributed stack's.
+
+Operators that a factory makes are on their owners alone, where a generator that two of them share
+can't be seen. It would have one seed, so those are an operator's own whose seed no other one has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,18 +28,23 @@ class Generators:
     Parameters
     ----------
     generators
-        The generator of each operator's noise model, of all operators on every rank; None where it
-        has none or it can't be known.
+        The generator of each operator's noise model, of all operators on every rank, or what stands
+        for it: the seed that it began with. None where it has none.
     """
 
-    def __init__(self, generators: Sequence[torch.Generator | None]) -> None:
+    def __init__(self, generators: Sequence[torch.Generator | int | None]) -> None:
         # Kept, not only compared: a generator that is gone may leave its place to another.
         self._generators = list(generators)
 
     def alone(self, index: int) -> bool:
         """Whether an operator has a generator of its own."""
         mine = self._generators[index]
-        return mine is not None and sum(other is mine for other in self._generators) == 1
+        return mine is not None and sum(other == mine for other in self._generators) == 1
+
+    @classmethod
+    def seeded(cls, seeds: Mapping[int, int], count: int) -> Generators:
+        """Of a factory's operators, by the seeds of those that have a generator."""
+        return cls([seeds.get(index) for index in range(count)])
 
     def replace(self, index: int, generator: torch.Generator | None) -> None:
         """Take note of an operator's new noise model."""
@@ -65,6 +73,12 @@ def common_seed(ctx: DistributedContext, needed: bool = True) -> int:
     if not any(draws for _, draws in told):
         torch.set_rng_state(before)
     return told[0][0]
+
+
+def seeds_of(operators: Iterable[tuple[int, Physics]]) -> dict[int, int]:
+    """The seed that each operator's generator began with, where its noise model has one."""
+    found = {index: getattr(op.noise_model, "rng", None) for index, op in operators}
+    return {index: rng.initial_seed() for index, rng in found.items() if rng is not None}
 
 
 def is_noisy(physics: Physics) -> bool:

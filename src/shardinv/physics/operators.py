@@ -14,7 +14,7 @@ from shardinv.context import DistributedContext
 from shardinv.exchange import TensorSpec, broadcast_tensors, publish
 from shardinv.geometry import deal
 from shardinv.physics.measurements import OwnedList, Ownership
-from shardinv.physics.noise import Generators
+from shardinv.physics.noise import Generators, seeds_of
 from shardinv.physics.slots import origins, tensor_slots, trained_slots
 
 OperatorFactory = Callable[..., Physics]
@@ -167,8 +167,14 @@ def deal_operators(
             borrowed,
             alone,
             tuple(TensorSpec.of(tensor) for tensor in trained),
+            seeds_of(mine.items()),
         ),
     )
+    if given is None:
+        seeds = {index: seed for *_, own in told for index, seed in own.items()}
+        generators = Generators.seeded(seeds, count)
+    else:
+        generators = Generators([getattr(op.noise_model, "rng", None) for op in given])
     if len({n for n, *_ in told}) > 1:
         raise ValueError(f"ranks have different numbers of operators: {[n for n, *_ in told]}")
     _check_trained(told)
@@ -180,9 +186,9 @@ def deal_operators(
         OwnedOperators(mine, ownership),
         all(linear for _, linear, *_ in told),
         tuple(float(cost) for cost in costs),
-        _generators(given, count),
+        generators,
         trained,
-        any(tensors for _, _, _, tensors, _ in told),
+        any(tensors for _, _, _, tensors, *_ in told),
     )
 
 
@@ -197,7 +203,7 @@ def _check_trained(told: Sequence[Any]) -> None:
             "a keyword argument of the call (physics.A(x, filter=h)) or to "
             "physics.update_parameters(...), or distribute a list of operators"
         )
-    specs = [found for *_, found in told]
+    specs = [found for *_, found, _ in told]
     if any(found != specs[0] for found in specs):
         raise ValueError(
             "operators of the ranks have different parameters, or other tensors that need a "
@@ -246,14 +252,3 @@ def borrows(operator: Any, make_again: Callable[[], Any]) -> bool:
 def _cost(operator: Physics) -> float:
     values = sum(p.numel() for p in operator.parameters())
     return float(1 + values + sum(b.numel() for b in operator.buffers()))
-
-
-def _generators(given: Sequence[Physics] | None, count: int) -> Generators:
-    """The random generators of all operators.
-
-    With a factory, whether two operators of different ranks were given one generator can't be seen,
-    so none is taken to be an operator's own.
-    """
-    if given is None:
-        return Generators([None] * count)
-    return Generators([getattr(operator.noise_model, "rng", None) for operator in given])
