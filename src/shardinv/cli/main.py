@@ -9,6 +9,7 @@ import typer
 from shardinv import __version__
 from shardinv.cli.demo import DemoSettings, start_demo
 from shardinv.cli.options import command
+from shardinv.cli.study import study
 from shardinv.cli.train import train
 
 app = typer.Typer(
@@ -40,4 +41,5 @@ def main(
 
 
 app.command("train")(train)
+app.add_typer(study, name="study")
 app.command("demo")(command(DemoSettings, start_demo))

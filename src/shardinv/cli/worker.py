@@ -19,11 +19,13 @@ from typing import Any
 from shardinv import RankError
 from shardinv.cli.demo import DemoSettings, run_demo
 from shardinv.cli.errors import UsageError
+from shardinv.cli.study.point import Order, run_point
 from shardinv.cli.train import TrainSettings, run_train
 
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
     "demo": (DemoSettings, run_demo),
     "train": (TrainSettings, run_train),
+    "study-point": (Order, run_point),
 }
 
 

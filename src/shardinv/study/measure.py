@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,6 +58,19 @@ class Measurement:
     def record(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {**asdict(self), "point": self.point.model_dump(mode="json")}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Measurement:
+        """What :meth:`record` gave."""
+        work = record["work"]
+        return cls(
+            Point(**record["point"]),
+            list(record["psnr_db"]),
+            [[Iteration(**rank) for rank in row] for row in record["iterations"]],
+            [[Cost(**cost) for cost in rank] for rank in record["costs"]],
+            None if work is None else Work(**{**work, "by_rank": tuple(work["by_rank"])}),
+            list(record["peak_bytes"]),
+        )
 
 
 def measure(point: Point) -> Measurement | None:

@@ -28,9 +28,17 @@ def make_physics(settings: TrainSettings, ctx: DistributedContext) -> Any:
         noise = GaussianNoise(problem.noise) if problem.noise else None
         operator = Inpainting((3, side, side), mask=mask, noise_model=noise, device=ctx.device)
         return distribute(operator, ctx)
-    frames = MultiFrame(problem.frames, problem.factor, problem.noise, settings.data.seed)
+    frames = MultiFrame(problem.frames, problem.factor, seed=settings.data.seed)
+
+    def frame(index: int, device: torch.device, _: Any) -> Any:
+        operator = frames.frame(index, device)
+        # From torch's generator, which is seeded for each batch: a frame's own would have to be
+        # where it was for a run that goes on.
+        operator.set_noise_model(GaussianNoise(problem.noise))
+        return operator
+
     return distribute(
-        frames.frame,
+        frame,
         ctx,
         num_operators=frames.frames,
         type_object="linear_physics",

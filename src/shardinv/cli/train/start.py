@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from shardinv.cli.configuration import read_yaml, settings_of
 from shardinv.cli.errors import UsageError
 from shardinv.cli.launch import default_processes, launched_by_other, run_workers
 from shardinv.cli.train.run import run_train
@@ -80,14 +81,7 @@ def read_settings(path: Path, instead: dict[str, Any]) -> TrainSettings:
     UsageError
         In one line, naming each key that was refused.
     """
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(given, dict):
-        raise UsageError(f"{path} must have sections such as model and data; see --example")
+    given = read_yaml(path, "sections such as model and data; see --example")
     for name, section in (("epochs", "optimizer"), ("processes", "layout")):
         if instead.get(name) is not None:
             given[section] = {**(given.get(section) or {}), name: instead[name]}
@@ -95,19 +89,7 @@ def read_settings(path: Path, instead: dict[str, Any]) -> TrainSettings:
         given["output"] = instead["output"]
     if instead.get("resume"):
         given["resume"] = True
-    try:
-        return TrainSettings(**given)
-    except ValidationError as error:
-        raise UsageError(f"{path}: " + "; ".join(map(_line, error.errors()))) from None
-
-
-def _line(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        return f"there is no {key}"
-    message = message.replace("Input should be", "must be", 1)
-    return f"{key} {message}, got {problem['input']!r}" if key else message
+    return settings_of(TrainSettings, given, path)
 
 
 def check(settings: TrainSettings) -> None:
