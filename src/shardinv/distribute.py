@@ -283,7 +283,7 @@ _NAMED: dict[str, tuple[type | tuple[type, ...], str, bool]] = {
     "denoiser": (nn.Module, "a network", True),
     "prior": (Prior, "a Prior", False),
     "solver": (SOLVERS, "a solver or a sampler", False),
-    "loss": (Loss, "a Loss", False),
+    "loss": (Loss, "a Loss of deepinv.loss, such as SupLoss(metric)", False),
     "trainer": (Trainer, "a Trainer", False),
     "parameters": ((nn.Parameter, Iterable), "a Parameter or a list of them", False),
 }

@@ -5,7 +5,6 @@ Everything is built anew from fixed seeds, so the reference and what is distribu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,8 +90,12 @@ def generator(seed: int) -> torch.Generator:
 
 def steps(
     loss: Loss, model: nn.Module, physics: Any, y: Any, x: Any = None, times: int = 2
-) -> list[list[Tensor]]:
-    """Value and gradients of a loss, as a trainer calls it; several times, since it may draw."""
+) -> list[Tensor]:
+    """Value and gradient of a loss, as a trainer calls it; several times, since it may draw.
+
+    The gradient is that of all weights, in one tensor: one that is zero has no relative error.
+    Where the loss adapts the model, its output in evaluation is last.
+    """
     adapted = loss.adapt_model(model)
     results = []
     for _ in range(times):
@@ -100,9 +103,9 @@ def steps(
         value = loss(x=x, x_net=x_net, y=y, physics=physics, model=adapted, epoch=0)
         slopes = torch.autograd.grad(value.mean(), list(model.parameters()), allow_unused=True)
         used = [slope.flatten() for slope in slopes if slope is not None]
-        results.append([whole(value.detach()), torch.cat(used)])
+        results += [whole(value.detach()), torch.cat(used)]
+    if adapted is not model:
+        adapted.eval()
+        results.append(whole(adapted(y, physics).detach()))
+        adapted.train()
     return results
-
-
-Make = Callable[[int], Loss]
-"""Makes a loss whose own generators have a seed."""

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 PROGRAM = """
+import ctypes
 import resource
 import sys
 
@@ -28,6 +29,8 @@ from deepinv.optim.data_fidelity import L2
 from deepinv.physics import Blur
 from shardinv import DistributedContext, distribute
 
+# M_MMAP_THRESHOLD: freed memory of large blocks goes back at once, whatever was freed before.
+assert ctypes.CDLL(None).mallopt(-3, 1_000_000)
 checkpoint, side, allowed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 
@@ -85,8 +88,6 @@ def run(checkpoint: str, ranks: int) -> LaunchResult:
         launcher="spawn",
         arguments=[checkpoint, str(SIDE), str(ALLOWED)],
         timeout=240,
-        # Freed memory of large blocks goes back at once, whatever was freed before.
-        env={"MALLOC_MMAP_THRESHOLD_": "1000000"},
     )
 
 

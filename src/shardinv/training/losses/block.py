@@ -95,10 +95,8 @@ def distribute_loss(loss: Kind, ctx: DistributedContext) -> Kind:
         return loss  # type: ignore[return-value]
     for inner in _inner_losses(loss):
         distribute_loss(inner, ctx)
-    if callable(getattr(loss, "T", None)):
-        loss.T = whole_transform(loss.T, ctx)
-    for name, value in [*vars(loss).items(), *loss.named_children()]:
-        if isinstance(value, Transform):
+    for name, value in [*vars(loss).items(), *loss._modules.items()]:
+        if isinstance(value, Transform) or (name == "T" and callable(value)):
             setattr(loss, name, whole_transform(value, ctx))
     mixin = _SplittingOverRanks if isinstance(loss, SplittingLoss) else _OverRanks
     return _become(loss, mixin, ctx)
@@ -256,13 +254,21 @@ class _SplittingModel(_AdaptedModel):
     def _own(self, y: Any, physics: Any, update_parameters: bool = False) -> Any:
         if is_list(y):
             return self._of_stack(y, physics, update_parameters)
-        return super()._own(y, masked(physics, y), update_parameters)
+        given = (masked(physics, y), update_parameters)
+        if isinstance(y, ShardedTensor) and self._splits_output():
+            # The average by masks writes where they are not zero, which a shard's rules don't.
+            return scatter(super()._own(gather(y), *given), y.sharding)
+        return super()._own(y, *given)
+
+    def _splits_output(self) -> bool:
+        model: Any = self
+        return not model.training and model.eval_split_input and model.eval_split_output
 
     def _of_stack(self, y: Any, physics: Any, update_parameters: bool) -> Any:
         model: Any = self
         if not model.training and not model.eval_split_input:
             count = 0
-        elif not model.training and model.eval_split_output:
+        elif self._splits_output():
             raise NotImplementedError(
                 "eval_split_output=True averages by the masks of an image, which the "
                 f"{len(y)} measurements of a stack do not have: use eval_split_output=False"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from deepinv.transform import Transform
+from torch import nn
 
 from shardinv.context import DistributedContext
 from shardinv.tensor import ShardedTensor, gather, scatter
@@ -40,7 +41,7 @@ def whole_transform(transform: Any, ctx: DistributedContext) -> Any:
         ``ctx.sharding`` cuts it.
     """
     if not isinstance(transform, Transform):
-        return lambda x, *args, **kwargs: _on_whole(transform, x, ctx, *args, **kwargs)
+        return _OnWhole(transform, ctx)
     kind = type(transform)
     if getattr(kind, "on_whole_images", False):
         return transform
@@ -58,6 +59,17 @@ def whole_transform(transform: Any, ctx: DistributedContext) -> Any:
     twin = copy.copy(transform)
     twin.__class__ = twin_kind
     return twin
+
+
+class _OnWhole(nn.Module):
+    """A function of images, as a module: it may take the place of one."""
+
+    def __init__(self, function: Callable[..., Any], ctx: DistributedContext) -> None:
+        super().__init__()
+        self.function, self.ctx = function, ctx
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return _on_whole(self.function, x, self.ctx, *args, **kwargs)
 
 
 def _on_whole(
