@@ -72,7 +72,8 @@ def build(point: Point, ctx: Any) -> Blocks:
     truth = centre_square(read_image(path).expand(-1, 3, -1, -1), point.size)[0].to(device)
     problem = MultiFrame(point.frames, point.factor, point.noise, point.seed)
     network = load_denoiser(point.network, device=device)
-    physics: Any = problem.stack(device)
+    plain = problem.stack(device)
+    physics: Any = plain
     fidelity: Any = StackedPhysicsDataFidelity([L2()] * point.frames)
     denoiser: Any = network
     work = None
@@ -98,7 +99,6 @@ def build(point: Point, ctx: Any) -> Blocks:
         truth = ctx.shard(truth) if sharded else truth
         if point.system == "shardinv":
             work = _work(denoiser, truth)
-    plain = problem.stack(device)
     with torch.no_grad():
         # Each frame has a generator of its own, which only the peer does not use.
         y = (plain if point.system == "deepinv.distributed" else physics)(truth)

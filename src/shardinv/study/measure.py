@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from shardinv.ledger import Event
 from shardinv.problems import psnr
@@ -86,10 +85,11 @@ def measure(point: Point) -> Measurement | None:
             stamps, quality = _iterate(blocks, gpu)
         most = peak(gpu)
         above = None if most is None or before is None else max(0, most - before)
-        told = [(stamps, list(events), above)]
+        mine = (stamps, list(events), above)
+        told = [mine]
         if ctx is not None and ctx.world_size > 1:
-            told = [None] * ctx.world_size  # type: ignore[list-item]
-            ctx.all_gather_object(told, (stamps, list(events), above))
+            told = [mine] * ctx.world_size
+            ctx.all_gather_object(told, mine)
             if ctx.rank:
                 return None
     rows, traces, peaks = zip(*told, strict=True)
@@ -104,7 +104,7 @@ def _iterate(blocks: Blocks, gpu: bool) -> tuple[list[Stamps], list[float]]:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    x, stamps, quality = blocks.start, [], [_quality(blocks, blocks.start)]
+    x, stamps, quality = blocks.start, [], [psnr(blocks.start, blocks.truth)]
     for sigma in blocks.sigmas:
         start = now()
         x = x - blocks.step * blocks.fidelity.grad(x, blocks.y, blocks.physics)
@@ -112,12 +112,8 @@ def _iterate(blocks: Blocks, gpu: bool) -> tuple[list[Stamps], list[float]]:
         x = blocks.denoiser(x, sigma)
         denoiser = now()
         stamps.append(Stamps(start, physics, denoiser, now()))
-        quality.append(_quality(blocks, x))
+        quality.append(psnr(x, blocks.truth))
     return stamps, quality
-
-
-def _quality(blocks: Blocks, x: Tensor) -> float:
-    return psnr(x, blocks.truth)
 
 
 def _tracing(ctx: Any, point: Point) -> contextlib.AbstractContextManager[Sequence[Event]]:

@@ -8,8 +8,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -19,17 +17,9 @@ from torch.nn.functional import avg_pool2d
 from shardinv.cli.demo.outcome import Outcome
 from shardinv.cli.demo.scene import Scene
 from shardinv.cli.demo.settings import DemoSettings
-from shardinv.io import atomic_file
+from shardinv.cli.figures import STYLE, new_figure, save_figure
 from shardinv.problems import ssim
 
-STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-}
 _BOXES = ("#e69f00", "#56b4e9")
 _RECONSTRUCTION, _PLAIN, _BICUBIC = "#0072b2", "#d55e00", "#555555"
 
@@ -72,7 +62,7 @@ def draw_comparison(path: Path, settings: DemoSettings, scene: Scene, outcome: O
         size, gap, top, bottom = 2.9, 0.08, 0.62, 0.3
         width = len(panels) * size + (len(panels) + 1) * gap
         height = top + 3 * size + 2 * gap + bottom
-        figure = _figure(width, height)
+        figure = new_figure(width, height)
         for column, panel in enumerate(panels):
             pixels = _pixels(panel.image)
             for row in range(3):
@@ -140,7 +130,7 @@ def draw_comparison(path: Path, settings: DemoSettings, scene: Scene, outcome: O
             ha="left",
             va="bottom",
         )
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 def draw_psnr(path: Path, settings: DemoSettings, outcome: Outcome) -> None:
@@ -152,7 +142,7 @@ def draw_psnr(path: Path, settings: DemoSettings, outcome: Outcome) -> None:
         ("without the denoiser", [start, *outcome.without_denoiser.psnr_db], _PLAIN),
     )
     with mpl.rc_context(STYLE):
-        figure = _figure(6.6, 4.1)
+        figure = new_figure(6.6, 4.1)
         axes = figure.add_axes((0.105, 0.135, 0.62, 0.765))
         axes.axhline(outcome.bicubic_db, color=_BICUBIC, lw=1.4, ls=(0, (5, 3)))
         labels = [(outcome.bicubic_db, "bicubic, one frame", _BICUBIC)]
@@ -187,7 +177,7 @@ def draw_psnr(path: Path, settings: DemoSettings, outcome: Outcome) -> None:
                 fontsize=10,
                 annotation_clip=False,
             )
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 def detailed_windows(image: Tensor) -> list[tuple[int, int, int]]:
@@ -237,14 +227,3 @@ def _apart(values: list[float], room: float) -> list[float]:
         last = max(values[index], last + room)
         places[index] = last
     return [places[index] for index in range(len(values))]
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)  # draws without a display, and without pyplot's global state
-    return figure
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,9 +10,8 @@ from typing import Any
 from shardinv.cli.demo.outcome import Outcome
 from shardinv.cli.demo.scene import Scene
 from shardinv.cli.demo.settings import DemoSettings
+from shardinv.cli.versions import versions
 from shardinv.io import write_image, write_json
-
-_PACKAGES = ("shardinv", "torch", "deepinv", "numpy", "matplotlib", "pillow")
 
 
 def print_header(settings: DemoSettings, scene: Scene, outcome: Outcome) -> None:
@@ -125,11 +122,7 @@ def _result(
             "mesh": outcome.mesh,
             "resumed_after": outcome.resumed_after,
         },
-        "versions": {
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            **{name: _version(name) for name in _PACKAGES},
-        },
+        "versions": versions(),
         "timings": timings,
         "ledger": [
             {
@@ -156,10 +149,3 @@ def _result(
             "relative_error": max(outcome.check.relative_errors),
         }
     return result
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

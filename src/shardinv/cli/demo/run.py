@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from math import prod
@@ -19,8 +18,9 @@ from shardinv.cli.demo.outcome import Check, Outcome
 from shardinv.cli.demo.reference import Reference
 from shardinv.cli.demo.report import print_header, print_summary, write_outputs
 from shardinv.cli.demo.scene import Scene, load_scene
-from shardinv.cli.demo.settings import DemoSettings, Device, Layout
+from shardinv.cli.demo.settings import DemoSettings
 from shardinv.cli.demo.track import follow
+from shardinv.cli.ranks import Layout, open_context
 from shardinv.geometry import imbalance
 from shardinv.problems import (
     MultiFrame,
@@ -33,12 +33,6 @@ from shardinv.problems import (
 )
 from shardinv.tensor import ShardedTensor
 
-_DEVICE_MODES = {Device.auto: None, Device.cpu: "cpu", Device.gpu: "gpu"}
-
-# The other ranks wait while rank 0 computes an iteration of the undistributed run alone, which for
-# a large image takes minutes.
-_TIMEOUT_SECONDS = 1800.0
-
 
 def run_demo(settings: DemoSettings) -> None:
     """Carry out the demo on this rank; rank 0 shows, draws and writes.
@@ -50,11 +44,7 @@ def run_demo(settings: DemoSettings) -> None:
     """
     began = time.perf_counter()
     scene = load_scene(settings)
-    with DistributedContext(
-        seed=settings.seed,
-        device_mode=_DEVICE_MODES[settings.device],
-        timeout=None if "SHARDINV_TIMEOUT" in os.environ else _TIMEOUT_SECONDS,
-    ) as ctx:
+    with open_context(settings.seed, settings.device) as ctx:
         outcome = _reconstruct(settings, scene, ctx, began)
     # Drawing takes rank 0 some seconds more; the other ranks need not wait for it.
     if ctx.is_main:

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from shardinv.cli.ranks import Device, Layout
+
 # Smaller than this there is no room for the kernels, the zooms and the window of SSIM.
 SMALLEST_SIZE = 64
 _DEFAULT_SIZE = 1024
-
-
-class Device(StrEnum):
-    """Where to compute."""
-
-    auto = "auto"
-    cpu = "cpu"
-    gpu = "gpu"
-
-
-class Layout(StrEnum):
-    """Who holds the image."""
-
-    replicated = "replicated"
-    sharded = "sharded"
 
 
 class DemoSettings(BaseModel):

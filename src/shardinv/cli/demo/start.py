@@ -9,9 +9,10 @@ import torch
 
 from shardinv.cli.demo.run import run_demo
 from shardinv.cli.demo.scene import load_photograph
-from shardinv.cli.demo.settings import SMALLEST_SIZE, DemoSettings, Device
+from shardinv.cli.demo.settings import SMALLEST_SIZE, DemoSettings
 from shardinv.cli.errors import UsageError
 from shardinv.cli.launch import default_processes, launched_by_other, run_workers
+from shardinv.cli.ranks import Device
 from shardinv.context.environment import detect_launch
 from shardinv.problems import MultiFrame, load_denoiser
 

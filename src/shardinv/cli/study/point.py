@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel
 
+from shardinv.cli.versions import versions
 from shardinv.io import write_json
 from shardinv.study.measure import measure
 from shardinv.study.point import Point
@@ -41,8 +41,5 @@ def _machine(load: float | None) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(gpus)],
         "load_before": load,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("shardinv", "torch", "deepinv")},
-        },
+        "versions": versions(),
     }

@@ -14,7 +14,7 @@ from deepinv.physics import GaussianNoise, Inpainting
 from torch import nn
 
 from shardinv import DistributedContext, distribute
-from shardinv.cli.demo.settings import Layout
+from shardinv.cli.ranks import Layout
 from shardinv.cli.train.settings import TrainSettings
 from shardinv.problems import MultiFrame, load_denoiser
 

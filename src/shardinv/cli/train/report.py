@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from shardinv import DistributedContext
-from shardinv.cli.demo.figures import STYLE
+from shardinv.cli.figures import STYLE, new_figure, save_figure
 from shardinv.cli.train.history import History
 from shardinv.cli.train.settings import TrainSettings
+from shardinv.cli.versions import versions
 from shardinv.io import atomic_file, write_json
 from shardinv.problems import psnr
 
@@ -49,15 +47,15 @@ def write_outputs(
     with atomic_file(files[0]) as partial:
         torch.save({name: t.cpu() for name, t in model.state_dict().items()}, partial)
     with mpl.rc_context(STYLE):
-        _save(draw_learning(history), files[1])
-        _save(draw_pictures(pictures), files[2])
+        save_figure(draw_learning(history), files[1])
+        save_figure(draw_pictures(pictures), files[2])
     write_json(files[3], _record(settings, history, ctx))
     return files
 
 
 def draw_learning(history: History) -> Figure:
     """Loss and PSNR against epochs, with the PSNR before training and of the adjoint."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = new_figure(9, 3.6, layout="constrained")
     left, right = figure.subplots(1, 2)
     epochs = range(1, history.epochs + 1)
     left.plot(epochs, history.loss, color=_LOSS, marker="o", markersize=3)
@@ -90,7 +88,7 @@ def draw_learning(history: History) -> Figure:
 
 def draw_pictures(pictures: Pictures) -> Figure:
     """A validation square: what goes in, what comes out, the truth."""
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = new_figure(9, 3.4, layout="constrained")
     truth = pictures.truth
     panels = (
         (f"Adjoint, {psnr(pictures.adjoint, truth):.2f} dB", pictures.adjoint),
@@ -104,13 +102,7 @@ def draw_pictures(pictures: Pictures) -> Figure:
     return figure
 
 
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_file(path) as partial:
-        FigureCanvasAgg(figure).print_png(str(partial), metadata=None)
-
-
 def _record(settings: TrainSettings, history: History, ctx: DistributedContext) -> dict[str, Any]:
-    packages = ("shardinv", "torch", "deepinv")
     return {
         "settings": settings.model_dump(mode="json"),
         "history": history.state(),
@@ -118,5 +110,5 @@ def _record(settings: TrainSettings, history: History, ctx: DistributedContext) 
         "backend": ctx.backend,
         "hardware": str(ctx.device),
         "ledger": ctx.ledger.table(),
-        "versions": {"python": platform.python_version(), **{n: version(n) for n in packages}},
+        "versions": versions(),
     }

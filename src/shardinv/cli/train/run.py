@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from typing import Any
@@ -14,17 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch import Tensor
 
 from shardinv import DistributedContext
-from shardinv.cli.demo.settings import Device, Layout
 from shardinv.cli.errors import UsageError
+from shardinv.cli.ranks import Layout, open_context
 from shardinv.cli.train.history import History
 from shardinv.cli.train.model import make_model, make_optimizer, make_physics
 from shardinv.cli.train.report import Pictures, write_outputs
 from shardinv.cli.train.samples import batches, cut_squares
 from shardinv.cli.train.settings import TrainSettings
 from shardinv.problems import normalised_adjoint, psnr
-
-_DEVICES = {Device.auto: None, Device.cpu: "cpu", Device.gpu: "gpu"}
-_TIMEOUT_SECONDS = 1800.0
 
 # What a run may change when it goes on.
 _FREE = {"output", "resume", "checkpoint_every"}
@@ -38,11 +34,7 @@ def run_train(settings: TrainSettings) -> None:
     settings
         The same on every rank.
     """
-    with DistributedContext(
-        seed=settings.data.seed,
-        device_mode=_DEVICES[settings.device],
-        timeout=None if "SHARDINV_TIMEOUT" in os.environ else _TIMEOUT_SECONDS,
-    ) as ctx:
+    with open_context(settings.data.seed, settings.device) as ctx:
         training = _Training(settings, ctx)
         pictures = training.run()
         if ctx.is_main:
@@ -156,8 +148,9 @@ class _Training:
                 if chosen.clip is not None:
                     torch.nn.utils.clip_grad_norm_(self.model.parameters(), chosen.clip)
                 self.optimizer.step()
-                total += float(loss.detach()) * len(images)
-                advance(float(loss.detach()))
+                value = float(loss.detach())
+                total += value * len(images)
+                advance(value)
         return total / data.samples
 
     # -- the state of a run that has not ended -----------------------------------------------------

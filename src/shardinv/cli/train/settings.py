@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from shardinv.cli.demo.settings import Device, Layout
+from shardinv.cli.ranks import Device, Layout
 
 
 class _Section(BaseModel):
