@@ -72,7 +72,7 @@ class Factor:
 
 
 _ADVICE = {
-    "halo work": "larger tiles or a smaller halo, or overlap='exact'",
+    "halo work": "larger tiles or a smaller halo",
     "tile quantisation": "tiles whose size divides the image",
     "network padding": "tiles and halos that are multiples of the network's stride",
     "uneven ranks": "more tiles than ranks, or a number of tiles and operators that ranks divide",

@@ -33,6 +33,8 @@ class Row:
         After the last iteration.
     bytes_sent
         Of a rank in an iteration, the mean over ranks; None where it isn't known.
+    work
+        Pixels that the network processes over those of the image; None where it isn't known.
     scaling
         Beside the baseline: undistributed DeepInverse on the same problem, else fewest ranks.
     factors
@@ -43,6 +45,7 @@ class Row:
     seconds: tuple[float, float, float]
     psnr_db: float
     bytes_sent: float | None
+    work: float | None
     scaling: Scaling | None
     factors: tuple[Factor, ...]
 
@@ -85,14 +88,14 @@ def _row(group: Sequence[Measurement], baseline: Sequence[Measurement]) -> Row:
     steady = [time for each in group for time in each.seconds[warm_up(each.seconds) :]]
     seconds = median_interval(steady)
     typical, plain = _typical(group), _typical(baseline)
-    work, plain_work = group[0].work, baseline[0].work
+    work, multiplier = group[0].work, _multiplier(group[0])
     compared = scaling(
         seconds[0],
         point.ranks,
-        1.0 if work is None else work.with_padding / work.image,
+        multiplier or 1.0,
         baseline_seconds=max(rank.total for rank in plain),
         baseline_workers=first.ranks,
-        baseline_work=1.0 if plain_work is None else plain_work.with_padding / plain_work.image,
+        baseline_work=_multiplier(baseline[0]) or 1.0,
     )
     split: tuple[Factor, ...] = ()
     if work is not None and first.system == "deepinv":
@@ -104,9 +107,17 @@ def _row(group: Sequence[Measurement], baseline: Sequence[Measurement]) -> Row:
         seconds,
         group[0].psnr_db[-1],
         sum(sent) / len(sent) / count if point.system == "shardinv" else None,
+        multiplier,
         None if group is baseline else compared,
         split,
     )
+
+
+def _multiplier(measurement: Measurement) -> float | None:
+    if measurement.point.system == "deepinv":
+        return 1.0
+    work = measurement.work
+    return None if work is None else work.with_padding / work.image
 
 
 def _typical(group: Sequence[Measurement]) -> list[Iteration]:

@@ -34,7 +34,9 @@ def table(name: str, rows: Sequence[Row]) -> Table:
             f"{low:.3g}–{high:.3g}",
             "" if scaling is None else f"{scaling.speedup:.2f}",
             "" if scaling is None else f"{scaling.efficiency:.1%}",
-            "" if scaling is None else f"{scaling.work_normalised_efficiency:.1%}",
+            ""
+            if scaling is None or row.work is None
+            else f"{scaling.work_normalised_efficiency:.1%}",
             "" if row.bytes_sent is None else f"{row.bytes_sent / 1e6:.2f}",
             f"{row.psnr_db:.2f}",
             row.limit,
