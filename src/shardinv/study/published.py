@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 
-from shardinv.study.efficiency import Scaling, scaling
+from shardinv.study.analysis.efficiency import Scaling, scaling
 
 # What the network processed: windows of an inner tile of 448 px and a halo of 32 px on each side.
 WINDOW = 448 + 2 * 32

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from shardinv.cli.versions import versions
 from shardinv.io import write_json
-from shardinv.study.measure import measure
-from shardinv.study.point import Point
+from shardinv.study.measuring.measure import measure
+from shardinv.study.plan.point import Point
 
 
 class Order(BaseModel):

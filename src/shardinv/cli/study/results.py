@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from shardinv.study.measure import Measurement
-from shardinv.study.point import Point
+from shardinv.study.measuring.measure import Measurement
+from shardinv.study.plan.point import Point
 
 
 class Results:

@@ -16,9 +16,9 @@ from shardinv.cli.launch import run_workers
 from shardinv.cli.study.point import Order
 from shardinv.cli.study.results import Results
 from shardinv.cli.study.table import table
-from shardinv.study.plan import Study
-from shardinv.study.point import Point
-from shardinv.study.summary import summarise
+from shardinv.study.analysis.summary import summarise
+from shardinv.study.plan.grids import Study
+from shardinv.study.plan.point import Point
 
 study = typer.Typer(no_args_is_help=True, help="Measure how a reconstruction scales.")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from shardinv.study.summary import Row
+from shardinv.study.analysis.summary import Row
 
 
 def table(name: str, rows: Sequence[Row]) -> Table:

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from shardinv import DistributedContext
-from shardinv.study.measure import Measurement, measure
-from shardinv.study.point import Point
+from shardinv.study.measuring.measure import Measurement, measure
+from shardinv.study.plan.point import Point
 from tests.harness import WorkerPool
 
 SMALL: dict[str, Any] = {

@@ -9,7 +9,7 @@ import torch
 
 from shardinv import DistributedContext
 from shardinv.ledger import Event
-from shardinv.study.communication import communication
+from shardinv.study.analysis.communication import communication
 from tests.harness import WorkerPool
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from shardinv.study.communication import Cost
-from shardinv.study.factors import Iteration, Work
-from shardinv.study.measure import Measurement
-from shardinv.study.point import Point
-from shardinv.study.summary import summarise
+from shardinv.study.analysis.communication import Cost
+from shardinv.study.analysis.factors import Iteration, Work
+from shardinv.study.analysis.summary import summarise
+from shardinv.study.measuring.measure import Measurement
+from shardinv.study.plan.point import Point
 
 
 def measurement(seconds: list[float], **options: Any) -> Measurement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardinv.ledger import Event
-from shardinv.study.timeline import Stamps, costs, iterations
+from shardinv.study.analysis.timeline import Stamps, costs, iterations
 
 
 def event(block: str, started: float, done: float, sent: int = 10) -> Event:

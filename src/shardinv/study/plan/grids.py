@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shardinv.study.point import Point
+from shardinv.study.plan.point import Point
 
 
 class Study(BaseModel):

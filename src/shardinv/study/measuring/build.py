@@ -21,8 +21,8 @@ from shardinv.problems import (
     normalised_adjoint,
     step_size,
 )
-from shardinv.study.factors import Work
-from shardinv.study.point import Point
+from shardinv.study.analysis.factors import Work
+from shardinv.study.plan.point import Point
 from shardinv.tensor import ShardedTensor
 
 

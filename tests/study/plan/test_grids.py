@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from shardinv.study.plan import Study
+from shardinv.study.plan.grids import Study
 
 
 def test_combinations() -> None:
@@ -51,5 +51,5 @@ def test_mistakes(given: dict[str, Any], message: str) -> None:
 
 
 def test_shipped_configuration() -> None:
-    path = Path(__file__).parents[2] / "configs" / "strong_scaling_small.yaml"
+    path = Path(__file__).parents[3] / "configs" / "strong_scaling_small.yaml"
     assert len(Study(**yaml.safe_load(path.read_text(encoding="utf-8"))).points) == 14

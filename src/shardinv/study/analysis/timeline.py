@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardinv.ledger import Event
-from shardinv.study.communication import Cost, communication
-from shardinv.study.factors import Iteration
+from shardinv.study.analysis.communication import Cost, communication
+from shardinv.study.analysis.factors import Iteration
 
 
 @dataclass(frozen=True)

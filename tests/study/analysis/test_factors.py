@@ -7,8 +7,8 @@ from math import prod
 
 import pytest
 
-from shardinv.study.efficiency import scaling
-from shardinv.study.factors import Iteration, Work, factors, limit
+from shardinv.study.analysis.efficiency import scaling
+from shardinv.study.analysis.factors import Iteration, Work, factors, limit
 
 BASELINE = Iteration(physics=1.0, denoiser=8.0, waiting=0.0, moving=0.0, total=9.0)
 EVEN = Work(1000, 1000, 1000, 1000, (250,) * 4)

@@ -12,12 +12,12 @@ import torch
 
 from shardinv.ledger import Event
 from shardinv.problems import psnr
-from shardinv.study.build import Blocks, build, context
-from shardinv.study.communication import Cost
-from shardinv.study.factors import Iteration, Work
-from shardinv.study.memory import peak, restart_peak
-from shardinv.study.point import Point
-from shardinv.study.timeline import Stamps, costs, iterations
+from shardinv.study.analysis.communication import Cost
+from shardinv.study.analysis.factors import Iteration, Work
+from shardinv.study.analysis.timeline import Stamps, costs, iterations
+from shardinv.study.measuring.build import Blocks, build, context
+from shardinv.study.measuring.memory import peak, restart_peak
+from shardinv.study.plan.point import Point
 
 
 @dataclass

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardinv.study.statistics import median_interval, warm_up
+from shardinv.study.analysis.statistics import median_interval, warm_up
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2, 5])

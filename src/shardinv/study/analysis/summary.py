@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from shardinv.study.efficiency import Scaling, scaling
-from shardinv.study.factors import Factor, Iteration, factors, limit
-from shardinv.study.measure import Measurement
-from shardinv.study.point import Point
-from shardinv.study.statistics import median_interval, warm_up
+from shardinv.study.analysis.efficiency import Scaling, scaling
+from shardinv.study.analysis.factors import Factor, Iteration, factors, limit
+from shardinv.study.analysis.statistics import median_interval, warm_up
+from shardinv.study.measuring.measure import Measurement
+from shardinv.study.plan.point import Point
 
 # What may differ between a point and what its times are compared with.
 _SHARING = {

@@ -1,0 +1,1 @@
+"""What measurements say: times, scaling, communication, and what limits it. Needs no ranks."""

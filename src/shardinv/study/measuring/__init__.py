@@ -1,0 +1,1 @@
+"""Measures a point, on all of its ranks."""

@@ -1,0 +1,1 @@
+"""What a study measures: points, and grids of them."""
