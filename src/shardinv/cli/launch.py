@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel
 
+from shardinv.cli.failures import first_cause
 from shardinv.context.environment import detect_launch
 
 # After one rank has failed, the others get this long to end by themselves before they are ended.
@@ -124,13 +125,8 @@ def _start(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     # Threads of several processes on the same cores would only wait for each other.
-    env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
-    # By default glibc gives an image's memory back to the system after every layer of a network and
-    # asks for it again: a fifth of the time of FFDNet on a CPU. Other C libraries ignore this.
-    env.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**30))
-    env.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**31))
-    # A rank that waits for a slower one looks up now and then, each time with a warning from C++.
-    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    for name, value in process_defaults(max(1, cores() // processes)).items():
+        env.setdefault(name, value)
     errors = None if rank == 0 else (folder / f"{rank}.err").open("wb")
     worker = subprocess.Popen(
         [sys.executable, "-m", "shardinv.cli.worker"],
@@ -155,6 +151,28 @@ def _start(
         worker.stdin.write(json.dumps(order).encode() + b"\n")
         worker.stdin.flush()
     return worker
+
+
+def process_defaults(threads: int) -> dict[str, str]:
+    """Environment variables that a rank's process should begin with, unless they are set.
+
+    Parameters
+    ----------
+    threads
+        Of each process.
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        # By default glibc gives an image's memory back to the system after every layer of a network
+        # and asks for it again: a fifth of the time of FFDNet on a CPU. Other C libraries ignore
+        # this.
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**31),
+        # A rank that waits for a slower one looks up now and then, each time with a warning of C++.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        # The profiler tells when it begins and ends, and that there is no GPU.
+        "KINETO_LOG_LEVEL": "6",
+    }
 
 
 def cores() -> int:
@@ -214,10 +232,9 @@ def _explain(
 ) -> tuple[str, str]:
     """Which rank failed first and why: one line, and all details."""
     reports = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    causes = [report for report in reports if not report["follows"]]
-    if causes:
-        first = min(causes, key=lambda report: report["time"])
-        return f"rank {first['rank']}: {first['message']}", first["traceback"]
+    cause = first_cause(reports)
+    if cause is not None:
+        return f"rank {cause['rank']}: {cause['message']}", cause["traceback"]
     # No rank had the chance to say why: killed from outside, or by the system for lack of memory.
     for rank, worker in enumerate(workers):
         silent = not (folder / f"{rank}.json").exists()

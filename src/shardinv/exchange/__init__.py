@@ -17,7 +17,7 @@ from shardinv.exchange.collectives import (
 )
 from shardinv.exchange.communicator import Communicator, FailureSource
 from shardinv.exchange.errors import DisagreementError, RankError
-from shardinv.exchange.hosts import host_of_ranks
+from shardinv.exchange.hosts import host_identity, host_of_ranks
 from shardinv.exchange.moving import Move, move, start_move
 from shardinv.exchange.store import wait_for_key
 from shardinv.exchange.tensors import TensorSpec, crop
@@ -53,6 +53,7 @@ __all__ = [
     "gather_boxes",
     "gather_list",
     "gather_tensors",
+    "host_identity",
     "host_of_ranks",
     "move",
     "publish",

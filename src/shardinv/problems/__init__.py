@@ -8,6 +8,7 @@ from shardinv.problems.blur_downsampling import BlurDownsampling
 from shardinv.problems.denoisers import GreyByColour, NoisePredictor, load_denoiser
 from shardinv.problems.kernels import shifted_gaussian
 from shardinv.problems.multiframe import FrameOptics, MultiFrame
+from shardinv.problems.multiview import MultiView, simulated_volume
 from shardinv.problems.photograph import centre_square
 from shardinv.problems.plug_and_play import (
     noise_schedule,
@@ -16,14 +17,17 @@ from shardinv.problems.plug_and_play import (
     step_size,
 )
 from shardinv.problems.scores import psnr, relative_error, ssim
+from shardinv.problems.volumetric import inflate
 
 __all__ = [
     "BlurDownsampling",
     "FrameOptics",
     "GreyByColour",
     "MultiFrame",
+    "MultiView",
     "NoisePredictor",
     "centre_square",
+    "inflate",
     "load_denoiser",
     "noise_schedule",
     "normalised_adjoint",
@@ -31,6 +35,7 @@ __all__ = [
     "psnr",
     "relative_error",
     "shifted_gaussian",
+    "simulated_volume",
     "ssim",
     "step_size",
 ]

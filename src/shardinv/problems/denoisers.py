@@ -60,10 +60,10 @@ class GreyByColour(Denoiser):
         self.colour = colour
 
     def forward(self, x: Tensor, sigma: float | Tensor, **kwargs: Any) -> Tensor:
-        """Denoise ``(B, 1, H, W)``."""
+        """Denoise ``(B, 1, H, W)``, or a volume with one more axis."""
         if x.shape[1] != 1:
             raise ValueError(f"a grey image (B, 1, H, W) is needed, got shape {tuple(x.shape)}")
-        three = self.colour(x.repeat(1, 3, 1, 1), math.sqrt(3) * sigma)
+        three = self.colour(x.repeat(1, 3, *[1] * (x.dim() - 2)), math.sqrt(3) * sigma)
         return three.mean(1, keepdim=True)
 
 

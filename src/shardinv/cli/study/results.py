@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from shardinv.study.measuring.measure import Measurement
+from shardinv.cli.study.point import Order
+from shardinv.study.measurement import Measurement
 from shardinv.study.plan.point import Point
 
 
@@ -33,6 +34,45 @@ class Results:
     def has(self, point: Point) -> bool:
         """Whether it was measured."""
         return self.file(point).is_file()
+
+    def left(self, points: Iterable[Point]) -> list[Point]:
+        """Those of the points that are still to be measured, in their order.
+
+        A reference run is measured again where its iterates are gone and another point is to be
+        compared with them.
+        """
+        points = list(points)
+        needed = {
+            reference.key
+            for point in points
+            if not self.has(point)
+            for reference in point.references.values()
+            if not self._has_iterates(reference)
+        }
+        return [point for point in points if point.key in needed or not self.has(point)]
+
+    def order(self, point: Point) -> Order:
+        """What the ranks of a point are told; before, its reference runs must have been tried."""
+        references = {
+            name: self._iterates(reference)
+            for name, reference in point.references.items()
+            if self._has_iterates(reference)
+        }
+        pictures = self.folder / "images" / point.key
+        return Order(
+            point=point,
+            file=self.file(point),
+            # Of the run that it is itself nothing is to be found yet.
+            references={n: f for n, f in references.items() if point.references[n] != point},
+            keep=self._iterates(point) if point.is_reference else None,
+            pictures=pictures if point.quality and point.repeat == 0 else None,
+        )
+
+    def _iterates(self, point: Point) -> Path:
+        return self.folder / "references" / point.key
+
+    def _has_iterates(self, point: Point) -> bool:
+        return (self._iterates(point) / f"{point.iterations:04}.npy").is_file()
 
     def read(self, points: Iterable[Point]) -> list[Measurement]:
         """Those of the points that were measured, in their order."""

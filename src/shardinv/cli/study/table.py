@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from shardinv.study.analysis.summary import Row
+from shardinv.study.plan.point import Point
+
+
+def size(point: Point) -> str:
+    """Side of the image or volume, and how many."""
+    return f"{point.size}{'²' if point.problem == 'photograph' else '³'}"
 
 
 def table(name: str, rows: Sequence[Row]) -> Table:
@@ -24,9 +30,9 @@ def table(name: str, rows: Sequence[Row]) -> Table:
         middle, low, high = row.seconds
         shared = point.system != "deepinv"
         found.add_row(
-            point.system,
+            point.system + (" training" if point.task == "train" else ""),
             point.layout if shared else "",
-            f"{point.size}²",
+            size(point),
             point.network,
             ("whole" if point.tile is None else f"{point.tile}/{point.overlap}") if shared else "",
             str(point.ranks),

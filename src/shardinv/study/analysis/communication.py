@@ -81,6 +81,25 @@ def communication(traces: Sequence[Sequence[Event]]) -> list[list[Cost]]:
     >>> [(cost.waiting, cost.moving) for (cost,) in communication([[early], [late]])]
     [(3.0, 2.0), (0.0, 2.0)]
     """
+    costs: list[dict[tuple[str, str], Cost]] = []
+    for trace, complete in zip(traces, meetings(traces), strict=True):
+        own: dict[tuple[str, str], Cost] = {}
+        for event, there in zip(trace, complete, strict=True):
+            cost = _cost(event, there)
+            kind = event.block, event.operation
+            own[kind] = own[kind] + cost if kind in own else cost
+        costs.append(own)
+    return [[own[kind] for kind in costs[0]] for own in costs]
+
+
+def meetings(traces: Sequence[Sequence[Event]]) -> list[list[float]]:
+    """When the last rank entered each operation, for each rank's events in their order.
+
+    Raises
+    ------
+    ValueError
+        If ranks have different numbers of operations of a kind.
+    """
     kinds = [_by_kind(trace) for trace in traces]
     for rank, own in enumerate(kinds):
         counts = {kind: len(events) for kind, events in own.items()}
@@ -89,23 +108,20 @@ def communication(traces: Sequence[Sequence[Event]]) -> list[list[Cost]]:
             raise ValueError(
                 f"rank {rank} has other operations than rank 0: {counts} instead of {first}"
             )
-    costs: list[list[Cost]] = [[] for _ in traces]
-    for block, operation in kinds[0] if kinds else ():
-        columns = [own[block, operation] for own in kinds]
-        total = [Cost(block, operation, 0, 0, 0.0, 0.0, 0.0)] * len(columns)
-        for meeting in zip(*columns, strict=True):
-            complete = max(event.started for event in meeting)
-            for rank, event in enumerate(meeting):
-                total[rank] = total[rank] + _cost(event, complete)
-        for rank, cost in enumerate(total):
-            costs[rank].append(cost)
-    return costs
+    complete = [[0.0] * len(trace) for trace in traces]
+    for kind in kinds[0] if kinds else ():
+        for meeting in zip(*(own[kind] for own in kinds), strict=True):
+            last = max(trace[number].started for trace, number in zip(traces, meeting, strict=True))
+            for rank, number in enumerate(meeting):
+                complete[rank][number] = last
+    return complete
 
 
-def _by_kind(trace: Sequence[Event]) -> dict[tuple[str, str], list[Event]]:
-    kinds: dict[tuple[str, str], list[Event]] = defaultdict(list)
-    for event in sorted(trace, key=lambda event: event.started):
-        kinds[event.block, event.operation].append(event)
+def _by_kind(trace: Sequence[Event]) -> dict[tuple[str, str], list[int]]:
+    """Numbers of the events of each kind, by the time of their start."""
+    kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number in sorted(range(len(trace)), key=lambda number: trace[number].started):
+        kinds[trace[number].block, trace[number].operation].append(number)
     return kinds
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Work:
         The same, padded by the network to a multiple of its stride.
     by_rank
         Of ``with_padding``, what each rank computes.
+    physics_by_rank
+        Each rank's share of the physics; empty where it isn't known.
     """
 
     image: int
@@ -29,6 +32,7 @@ class Work:
     with_quantisation: int
     with_padding: int
     by_rank: tuple[int, ...]
+    physics_by_rank: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,19 +41,34 @@ class Iteration:
 
     Parameters
     ----------
-    physics, denoiser
-        Computing in each block.
+    stages
+        Computing in each stage: physics, denoiser and rest of a reconstruction; forward, backward
+        and update of a training step.
     waiting, moving
-        Exposed communication of all blocks: for a slower rank, and of bytes.
+        Exposed communication of all stages: for a slower rank, and of bytes.
     total
-        From the iteration's begin to its end; the rest is the host's.
+        From the iteration's begin to its end: everything above.
     """
 
-    physics: float
-    denoiser: float
+    stages: dict[str, float]
     waiting: float
     moving: float
     total: float
+
+    def scaled(self, by: float) -> Iteration:
+        """The same with all seconds multiplied."""
+        stages = {name: by * seconds for name, seconds in self.stages.items()}
+        return Iteration(stages, by * self.waiting, by * self.moving, by * self.total)
+
+    @property
+    def physics(self) -> float:
+        """Computing in the physics step."""
+        return self.stages["physics"]
+
+    @property
+    def denoiser(self) -> float:
+        """Computing in the denoiser."""
+        return self.stages["denoiser"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +95,7 @@ _ADVICE = {
     "tile quantisation": "tiles whose size divides the image",
     "network padding": "tiles and halos that are multiples of the network's stride",
     "uneven ranks": "more tiles than ranks, or a number of tiles and operators that ranks divide",
+    "slow rank": "the same hardware for every rank, and nothing else running beside one of them",
     "communication": "a sharded layout, fewer and larger messages, or a faster network",
     "host": "larger batches of tiles; a compiled network",
     "rest": "other programs on the machine; memory bandwidth that ranks share",
@@ -83,14 +103,20 @@ _ADVICE = {
 
 
 def factors(
-    baseline: Iteration, work: Work, ranks: Sequence[Iteration], *, baseline_ranks: int = 1
+    baseline: Iteration,
+    work: Work,
+    ranks: Sequence[Iteration],
+    *,
+    baseline_ranks: int = 1,
+    larger: float = 1.0,
 ) -> list[Factor]:
     r"""Split the parallel efficiency of an iteration into factors.
 
     Costs are added one after the other to the ideal time :math:`T_0 N_0/N`: the halo's share of the
-    network's work, that of quantisation and of padding, the busiest rank's excess over the mean,
-    exposed communication, the host's time. Each factor is the time before over the time after. What
-    is left to the measured time is the last one, so that they multiply to the efficiency exactly.
+    network's work, that of quantisation and of padding, the busiest rank's work beyond the mean,
+    the slowest one's time for its work beyond that of all, exposed communication, the host's time.
+    Each factor is the time before over the time after. What is left to the measured time is the
+    last one, so that they multiply to the efficiency exactly.
 
     Parameters
     ----------
@@ -102,6 +128,8 @@ def factors(
         The measured iteration of each rank.
     baseline_ranks
         Workers of the baseline.
+    larger
+        Pixels of the image over those of the baseline's, by which its times are multiplied.
 
     Raises
     ------
@@ -111,7 +139,7 @@ def factors(
     count = len(ranks)
     if not count or len(work.by_rank) != count:
         raise ValueError(f"{count} ranks were measured, but the work is that of {work.by_rank}")
-    scale = baseline_ranks / count
+    scale = larger * baseline_ranks / count
     ideal = baseline.total * scale
     denoiser = baseline.denoiser * scale
     others = ideal - denoiser
@@ -119,25 +147,33 @@ def factors(
     def tiled(pixels: int) -> float:
         return others + denoiser * pixels / work.image
 
-    slowest = max(ranks, key=lambda rank: rank.total)
-    # Ranks compute at one speed if the network's seconds are as its pixels; physics as measured.
-    mean_work = work.with_padding / count
-    uneven = denoiser * (max(work.by_rank) - mean_work) * count / work.image
+    # What each rank would compute, if all ranks computed at one speed.
     mean_physics = sum(rank.physics for rank in ranks) / count
-    uneven += max(rank.physics for rank in ranks) - mean_physics
+    shares = work.physics_by_rank or (1 / count,) * count
+    even = tiled(work.with_padding) - others + mean_physics
+    expected = [
+        denoiser * count * pixels / work.image + mean_physics * count * share
+        for pixels, share in zip(work.by_rank, shares, strict=True)
+    ]
+    uneven = max(0.0, max(expected) - even)
+    # And what it computed: the slowest one's seconds beyond those at the mean speed of all.
+    computed = [rank.physics + rank.denoiser for rank in ranks]
+    speed = sum(computed) / sum(expected)
+    slow = max(0.0, max(computed) - speed * max(expected))
+    slowest = max(ranks, key=lambda rank: rank.total)
     # The slowest rank's wait is for a rank that was slower before: communication all the same.
     moved = min(rank.waiting + rank.moving for rank in ranks)
-    busy = slowest.physics + slowest.denoiser + slowest.waiting + slowest.moving
-    times = [
-        ideal,
-        tiled(work.with_halo),
-        tiled(work.with_quantisation),
-        tiled(work.with_padding),
-        tiled(work.with_padding) + uneven,
-        tiled(work.with_padding) + uneven + moved,
-        tiled(work.with_padding) + uneven + moved + max(0.0, slowest.total - busy),
-        slowest.total,
+    host = slowest.total - slowest.physics - slowest.denoiser - slowest.waiting - slowest.moving
+    steps = [
+        tiled(work.with_halo) - ideal,
+        tiled(work.with_quantisation) - tiled(work.with_halo),
+        tiled(work.with_padding) - tiled(work.with_quantisation),
+        uneven,
+        slow,
+        moved,
+        max(0.0, host),
     ]
+    times = [*accumulate(steps, initial=ideal), slowest.total]
     return [
         Factor(name, before / after, advice)
         for (name, advice), before, after in zip(_ADVICE.items(), times, times[1:], strict=False)

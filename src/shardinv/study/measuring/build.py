@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -12,16 +12,10 @@ import torch
 from deepinv.optim.data_fidelity import L2, StackedPhysicsDataFidelity
 from torch import Tensor
 
-from shardinv.io import PHOTOGRAPHS, read_image, shipped_file
-from shardinv.problems import (
-    MultiFrame,
-    centre_square,
-    load_denoiser,
-    noise_schedule,
-    normalised_adjoint,
-    step_size,
-)
+from shardinv.geometry import Box
+from shardinv.problems import noise_schedule, normalised_adjoint, step_size
 from shardinv.study.analysis.factors import Work
+from shardinv.study.measuring.scene import network_of, problem_of, truth_of
 from shardinv.study.plan.point import Point
 from shardinv.tensor import ShardedTensor
 
@@ -35,13 +29,17 @@ class Blocks:
     ctx
         The ranks, of whichever system; None where there is only one process.
     start, truth
-        The first iterate and the true image, ``(1, 3, size, size)``, as the layout has them.
+        The first iterate and the true image, as the layout has them.
     y, physics, fidelity, denoiser
         The measurements, and DeepInverse's objects or those that stand in for them.
+    network
+        The undistributed network inside the denoiser.
     step, sigmas
         Step size, and the denoiser's strength at each iteration.
     work
         Of the network, where it is known.
+    cores
+        What each tile keeps, where there are tiles.
     """
 
     ctx: Any
@@ -51,9 +49,11 @@ class Blocks:
     physics: Any
     fidelity: Any
     denoiser: Any
+    network: Any
     step: float
     sigmas: list[float]
     work: Work | None
+    cores: list[Box] = field(default_factory=list)
 
 
 def context(point: Point) -> Any:
@@ -68,64 +68,94 @@ def build(point: Point, ctx: Any) -> Blocks:
     """Build a point's blocks, on every rank of its context."""
     torch.set_num_threads(point.threads)
     device = torch.device("cuda" if point.device == "gpu" else "cpu") if ctx is None else ctx.device
-    path = shipped_file(point.photograph) if point.photograph in PHOTOGRAPHS else point.photograph
-    truth = centre_square(read_image(path).expand(-1, 3, -1, -1), point.size)[0].to(device)
-    problem = MultiFrame(point.frames, point.factor, point.noise, point.seed)
-    network = load_denoiser(point.network, device=device)
+    truth = truth_of(point).to(device)
+    problem = problem_of(point)
+    network = network_of(point, device)
     plain = problem.stack(device)
     physics: Any = plain
     fidelity: Any = StackedPhysicsDataFidelity([L2()] * point.frames)
     denoiser: Any = network
-    work = None
+    work: Work | None = None
+    cores: list[Box] = []
     if ctx is not None:
         library = importlib.import_module(point.system)
         sharded = point.layout == "sharded"
         physics = library.distribute(
             problem.frame,
             ctx,
-            num_operators=problem.frames,
+            num_operators=point.frames,
             type_object="linear_physics",
             **({"strategy": "space"} if sharded else {}),
         )
         fidelity = library.distribute(L2(), ctx)
-        denoiser = library.distribute(
-            network,
-            ctx,
-            type_object="denoiser",
-            patch_size=point.tile or point.size,
-            overlap=point.overlap if point.tile else 0,
-            max_batch_size=point.batch,
-        )
+        denoiser = library.distribute(network, ctx, type_object="denoiser", **tiling_of(point))
         truth = ctx.shard(truth) if sharded else truth
         if point.system == "shardinv":
-            work = _work(denoiser, truth)
+            work, cores = _tiles(denoiser, truth, point.frames)
+        else:
+            cores = _cores_of_peer(point, tuple(truth.shape[2:]))
     with torch.no_grad():
         # Each frame has a generator of its own, which only the peer does not use.
         y = (plain if point.system == "deepinv.distributed" else physics)(truth)
         side = min(point.size, 32 * point.factor)
         torch.manual_seed(point.seed)  # the norm is estimated from a random image
-        step = step_size(plain, torch.zeros(1, 3, side, side, device=device))
+        small = torch.zeros(*truth.shape[:2], *[side] * (truth.dim() - 2), device=device)
+        step = step_size(plain, small)
         start = normalised_adjoint(physics, y, truth)
     sigmas = noise_schedule(point.sigma_start, point.sigma_end, point.iterations)
-    return Blocks(ctx, start, truth, y, physics, fidelity, denoiser, step, sigmas, work)
+    return Blocks(
+        ctx, start, truth, y, physics, fidelity, denoiser, network, step, sigmas, work, cores
+    )
 
 
-def _work(denoiser: Any, truth: Tensor) -> Work:
-    """The pixels of a distributed denoiser's windows; those of a network's own padding too."""
+def tiling_of(point: Point) -> dict[str, Any]:
+    """The options of ``distribute`` for a point's tiles."""
+    return {
+        "patch_size": point.tile or point.size,
+        "overlap": point.overlap if point.tile else 0,
+        "max_batch_size": point.batch,
+    }
+
+
+def _tiles(denoiser: Any, truth: Tensor, operators: int) -> tuple[Work, list[Box]]:
+    """The pixels of a distributed denoiser's windows and their padding, and the tiles' cores."""
     spatial = tuple(truth.shape[2:])
     schedule = denoiser.schedule(
         spatial, truth.sharding if isinstance(truth, ShardedTensor) else None
     )
-    stride = schedule.stride
-    padded = [
-        prod(-(-side // stride) * stride for side in tile.window.shape)
-        for tile in schedule.grid.tiles
-    ]
+    stride, tiles = schedule.stride, schedule.grid.tiles
+    padded = [prod(-(-side // stride) * stride for side in tile.window.shape) for tile in tiles]
     cut = sum(schedule.grid.costs)
-    return Work(
+    work = Work(
         image=prod(spatial),
         with_halo=cut,
         with_quantisation=cut,
         with_padding=sum(padded),
         by_rank=tuple(sum(padded[index] for index in hand) for hand in schedule.hands),
+        physics_by_rank=tuple(_physics(denoiser.ctx.world_size, truth, operators)),
     )
+    return work, [tile.core for tile in tiles]
+
+
+def _physics(ranks: int, truth: Tensor, operators: int) -> list[float]:
+    """Each rank's share of the physics: of the operators, or of the pixels of a sharded image."""
+    if isinstance(truth, ShardedTensor):
+        partition = truth.sharding.partition
+        return [prod(box.shape) / prod(truth.shape[2:]) for box in partition.boxes]
+    return [(operators // ranks + (rank < operators % ranks)) / operators for rank in range(ranks)]
+
+
+def _cores_of_peer(point: Point, spatial: tuple[int, ...]) -> list[Box]:
+    """Inner tiles of the peer: of a fixed size, from the corner; the last ones are cut."""
+    cores = [Box(tuple(0 for _ in spatial), spatial)]
+    for axis, side in enumerate(spatial):
+        tile = point.tile or side
+        cores = [
+            Box(
+                (*core.start[:axis], begin, *core.start[axis + 1 :]),
+                (*core.stop[:axis], min(side, begin + tile), *core.stop[axis + 1 :]),
+            )
+            for core in cores
+            for begin in range(0, side, tile)
+        ]
+    return cores

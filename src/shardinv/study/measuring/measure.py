@@ -4,116 +4,166 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
 
+from shardinv.exchange import host_identity
 from shardinv.ledger import Event
-from shardinv.problems import psnr
-from shardinv.study.analysis.communication import Cost
-from shardinv.study.analysis.factors import Iteration, Work
-from shardinv.study.analysis.timeline import Stamps, costs, iterations
-from shardinv.study.measuring.build import Blocks, build, context
-from shardinv.study.measuring.memory import peak, restart_peak
+from shardinv.study.analysis.statistics import warm_up
+from shardinv.study.analysis.timeline import Stamps, costs, iterations, spans
+from shardinv.study.measurement import Energy, Kernels, Measurement, Memory
+from shardinv.study.measuring.build import build, context
+from shardinv.study.measuring.clocks import clock_offsets
+from shardinv.study.measuring.energy import EnergyMeter, total
+from shardinv.study.measuring.memory import PeakMemory
+from shardinv.study.measuring.profile import profile
+from shardinv.study.measuring.scoring import Files, Scorer
+from shardinv.study.measuring.tasks import Task, task_of
 from shardinv.study.plan.point import Point
 
 
 @dataclass
-class Measurement:
-    """What a point gave.
+class _Notes:
+    """What one rank noted."""
+
+    stamps: list[Stamps]
+    events: list[Event]
+    memory: Memory
+    energy: Energy | None
+    kernels: Kernels | None
+
+
+def measure(point: Point, files: Files | None = None) -> Measurement | None:
+    """Measure a point on this rank; what all ranks noted is given on rank 0, None on the others.
+
+    Scoring is between iterations, outside their time; then all ranks meet before the next begins.
 
     Parameters
     ----------
     point
-        The settings.
-    psnr_db
-        Of the start and after each iteration, in dB.
-    iterations
-        By iteration, then by rank. Of the peer, whose messages are not noted, communication is part
-        of the stage that it is in.
-    costs
-        By rank, what each kind of operation has cost in all iterations.
-    work
-        Of the network; None where it isn't known.
-    peak_bytes
-        By rank: of the device's memory on a GPU, resident in main memory on a CPU, above what was
-        there before the first iteration; None where the system does not say.
+        What to measure.
+    files
+        What its iterates are compared with, and what is written beside the measurement.
     """
-
-    point: Point
-    psnr_db: list[float]
-    iterations: list[list[Iteration]]
-    costs: list[list[Cost]]
-    work: Work | None
-    peak_bytes: list[int | None]
-
-    @property
-    def seconds(self) -> list[float]:
-        """Of each iteration, on its slowest rank."""
-        return [max(rank.total for rank in row) for row in self.iterations]
-
-    def record(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {**asdict(self), "point": self.point.model_dump(mode="json")}
-
-    @classmethod
-    def read(cls, record: Mapping[str, Any]) -> Measurement:
-        """What :meth:`record` gave."""
-        work = record["work"]
-        return cls(
-            Point(**record["point"]),
-            list(record["psnr_db"]),
-            [[Iteration(**rank) for rank in row] for row in record["iterations"]],
-            [[Cost(**cost) for cost in rank] for rank in record["costs"]],
-            None if work is None else Work(**{**work, "by_rank": tuple(work["by_rank"])}),
-            list(record["peak_bytes"]),
-        )
-
-
-def measure(point: Point) -> Measurement | None:
-    """Measure a point on this rank; what all ranks noted is given on rank 0, None on the others.
-
-    Scoring is between iterations, outside their time.
-    """
-    with context(point) as ctx, torch.no_grad():
+    with context(point) as ctx:
         blocks = build(point, ctx)
+        task = task_of(point, blocks)
+        scorer = Scorer(point, blocks, files or Files())
+        scorer.score(task.image)
         gpu = blocks.truth.device.type == "cuda"
-        before = restart_peak(gpu)
         with _tracing(ctx, point) as events:
-            stamps, quality = _iterate(blocks, gpu)
-        most = peak(gpu)
-        above = None if most is None or before is None else max(0, most - before)
-        mine = (stamps, list(events), above)
+            mine = _run(point, task, scorer, ctx, gpu, events)
+        scorer.pictures(blocks.start, task.image)
         told = [mine]
+        clocks = [0.0]
         if ctx is not None and ctx.world_size > 1:
+            clocks = clock_offsets(ctx)
             told = [mine] * ctx.world_size
             ctx.all_gather_object(told, mine)
             if ctx.rank:
                 return None
-    rows, traces, peaks = zip(*told, strict=True)
+    stamps = [_on_one_clock(each.stamps, c) for each, c in zip(told, clocks, strict=True)]
+    traces = [_events_on_one_clock(each.events, c) for each, c in zip(told, clocks, strict=True)]
+    rows = iterations(stamps, traces)
+    typical = _typical([max(rank.total for rank in row) for row in rows])
     return Measurement(
-        point, quality, iterations(rows, traces), costs(rows, traces), blocks.work, list(peaks)
+        point=point,
+        psnr_db=scorer.psnr_db,
+        ssim=scorer.ssim,
+        agreement=scorer.agreement,
+        iterations=rows,
+        costs=costs(stamps, traces),
+        work=blocks.work,
+        memory=[each.memory for each in told],
+        energy=total([each.energy for each in told if each.energy is not None]),
+        kernels=[each.kernels for each in told if each.kernels is not None],
+        timeline=spans([own[typical] for own in stamps], traces),
     )
 
 
-def _iterate(blocks: Blocks, gpu: bool) -> tuple[list[Stamps], list[float]]:
+def _run(
+    point: Point, task: Task, scorer: Scorer, ctx: Any, gpu: bool, events: Sequence[Event]
+) -> _Notes:
+    counts_energy = gpu or _first_of_host(ctx)
+    stamps, energy = [], []
+    memory = PeakMemory(gpu)
+    for number in range(point.iterations):
+        _meet(ctx)
+        meter = EnergyMeter(gpu) if counts_energy else None
+        memory.look_away()
+        stamps.append(_timed(task, number, gpu))
+        memory.look()
+        used = None if meter is None else meter.used()
+        energy += [] if used is None else [used]
+        scorer.score(task.image)
+    kernels = None
+    noted = list(events)
+    if point.profile:
+        _meet(ctx)
+        kernels = profile(lambda: task.step(point.iterations, lambda _: None), events, gpu)
+    return _Notes(stamps, noted, memory.above, total(energy), kernels)
+
+
+def _timed(task: Task, number: int, gpu: bool) -> Stamps:
     def now() -> float:
         if gpu:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    x, stamps, quality = blocks.start, [], [psnr(blocks.start, blocks.truth)]
-    for sigma in blocks.sigmas:
-        start = now()
-        x = x - blocks.step * blocks.fidelity.grad(x, blocks.y, blocks.physics)
-        physics = now()
-        x = blocks.denoiser(x, sigma)
-        denoiser = now()
-        stamps.append(Stamps(start, physics, denoiser, now()))
-        quality.append(psnr(x, blocks.truth))
-    return stamps, quality
+    ends: dict[str, float] = {}
+
+    def mark(stage: str) -> None:
+        ends[stage] = now()
+
+    start = now()
+    task.step(number, mark)
+    mark("rest")
+    return Stamps(start, ends)
+
+
+def _meet(ctx: Any) -> None:
+    """What a rank did alone before must not be in the others' next iteration."""
+    if ctx is not None and ctx.world_size > 1:
+        ctx.barrier()
+
+
+def _first_of_host(ctx: Any) -> bool:
+    if ctx is None or ctx.world_size == 1:
+        return True
+    hosts = [None] * ctx.world_size
+    ctx.all_gather_object(hosts, host_identity())
+    return hosts.index(hosts[ctx.rank]) == ctx.rank
+
+
+def _on_one_clock(stamps: Sequence[Stamps], offset: float) -> list[Stamps]:
+    return [
+        Stamps(s.start + offset, {name: end + offset for name, end in s.ends.items()})
+        for s in stamps
+    ]
+
+
+def _events_on_one_clock(events: Sequence[Event], offset: float) -> list[Event]:
+    return [
+        replace(
+            event,
+            started=event.started + offset,
+            issued=event.issued + offset,
+            blocked=event.blocked + offset,
+            done=event.done + offset,
+        )
+        for event in events
+    ]
+
+
+def _typical(seconds: Sequence[float]) -> int:
+    """The iteration whose time is nearest to the median one's, without warm-up."""
+    first = warm_up(seconds)
+    middle = median(seconds[first:])
+    return min(range(first, len(seconds)), key=lambda number: abs(seconds[number] - middle))
 
 
 def _tracing(ctx: Any, point: Point) -> contextlib.AbstractContextManager[Sequence[Event]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from shardinv.study.plan.launch import LaunchSettings
 from shardinv.study.plan.point import Point
 
 
@@ -22,6 +23,18 @@ class Study(BaseModel):
         min_length=1, description="For each key of a point one value, or a list of them."
     )
     repeats: int = Field(1, ge=1, description="How often each point is measured.")
+    scaling: Literal["strong", "weak"] = Field(
+        "strong",
+        description="What a point is compared with: the same problem on fewer ranks, or a smaller "
+        "one, whose time is scaled by the pixels.",
+    )
+    price: float | None = Field(
+        None, gt=0, description="Of an hour of one worker, in a currency of your choice."
+    )
+    launch: LaunchSettings = Field(
+        default_factory=LaunchSettings,
+        description="Where points run: here, or as jobs of a SLURM cluster.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -43,15 +56,22 @@ class Study(BaseModel):
 
     @property
     def points(self) -> list[Point]:
-        """All points; repetitions last, so that a machine that slows down slows all of them."""
-        found = {
-            point.key: point
+        """All points: reference runs of quality first, then each repetition as a whole.
+
+        A machine that slows down then slows all points alike.
+        """
+        found = self._of_grids()
+        references = [r for point in found for r in point.references.values()]
+        return list({point.key: point for point in [*references, *found]}.values())
+
+    def _of_grids(self) -> list[Point]:
+        return [
+            point
             for repeat in range(self.repeats)
             for grid in self.grids
             for values in _combinations({**self.common, **grid})
             for point in [Point(**values, repeat=repeat)]
-        }
-        return list(found.values())
+        ]
 
 
 def _combinations(grid: dict[str, Any]) -> Iterator[dict[str, Any]]:
