@@ -83,6 +83,13 @@ def test_planted(name: str, work: Work, ranks: list[Iteration]) -> None:
             assert factor.value == pytest.approx(1.0), factor
 
 
+def test_messages_that_nobody_noted() -> None:
+    found = factors(BASELINE, EVEN, [iteration(0.25, 3.0, total=3.4)] * 4, messages_noted=False)
+    assert found[-1].name == "communication and rest"
+    assert prod(factor.value for factor in found) == pytest.approx(2.25 / 3.4)
+    assert "communication" not in [factor.name for factor in found]
+
+
 def test_ranks_without_work() -> None:
     with pytest.raises(ValueError, match="2 ranks were measured"):
         factors(BASELINE, EVEN, [IDEAL] * 2)

@@ -80,7 +80,13 @@ def test_peer(pool: WorkerPool, plain: Measurement) -> None:
     found = measured(pool, system="deepinv.distributed", ranks=2)
     assert found.psnr_db == pytest.approx(plain.psnr_db, abs=0.5)
     assert found.costs == [[], []]
-    assert found.work is None
+    # Four windows of 32 px and a halo of 24 on each side, wherever they lie.
+    assert found.work is not None
+    assert found.work.with_quantisation == 4 * 80**2
+    assert found.work.by_rank == (2 * 80**2,) * 2
+    assert found.work.with_halo == 4 * 56**2
+    names = [factor.name for factor in summarise([plain, found])[1].factors]
+    assert "tile quantisation" in names
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class Factor:
 
 _ADVICE = {
     "halo work": "larger tiles or a smaller halo",
-    "tile quantisation": "tiles whose size divides the image",
+    "tile quantisation": "a tile size that divides the image, and tiles cut at its borders",
     "network padding": "tiles and halos that are multiples of the network's stride",
     "uneven ranks": "more tiles than ranks, or a number of tiles and operators that ranks divide",
     "slow rank": "the same hardware for every rank, and nothing else running beside one of them",
@@ -109,6 +109,7 @@ def factors(
     *,
     baseline_ranks: int = 1,
     larger: float = 1.0,
+    messages_noted: bool = True,
 ) -> list[Factor]:
     r"""Split the parallel efficiency of an iteration into factors.
 
@@ -130,6 +131,8 @@ def factors(
         Workers of the baseline.
     larger
         Pixels of the image over those of the baseline's, by which its times are multiplied.
+    messages_noted
+        Whether communication was told apart; if not, it is in the rest.
 
     Raises
     ------
@@ -174,10 +177,15 @@ def factors(
         max(0.0, host),
     ]
     times = [*accumulate(steps, initial=ideal), slowest.total]
-    return [
+    found = [
         Factor(name, before / after, advice)
         for (name, advice), before, after in zip(_ADVICE.items(), times, times[1:], strict=False)
     ]
+    if messages_noted:
+        return found
+    *computing, communication, host, rest = found
+    value = communication.value * host.value * rest.value
+    return [*computing, Factor("communication and rest", value, "a system that tells them apart")]
 
 
 def limit(found: Sequence[Factor]) -> str:

@@ -129,7 +129,8 @@ def _row(group: Sequence[Measurement], baseline: Sequence[Measurement]) -> Row:
     )
     split: tuple[Factor, ...] = ()
     if work is not None and first.system == "deepinv" and point.task == "reconstruct":
-        split = tuple(factors(plain[0], work, typical, larger=larger))
+        noted = point.system == "shardinv"
+        split = tuple(factors(plain[0], work, typical, larger=larger, messages_noted=noted))
     sent = [sum(cost.bytes_sent for cost in rank) for each in group for rank in each.costs]
     peaks = [rank.most for each in group for rank in each.memory if rank.most is not None]
     joules = [each.energy.joules / point.iterations for each in group if each.energy is not None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from shardinv.geometry import Box
 from shardinv.problems import noise_schedule, normalised_adjoint, step_size
 from shardinv.study.analysis.factors import Work
 from shardinv.study.measuring.scene import network_of, problem_of, truth_of
+from shardinv.study.measuring.work import fixed_cores, tiles_of
 from shardinv.study.plan.point import Point
-from shardinv.tensor import ShardedTensor
 
 
 @dataclass
@@ -91,9 +90,9 @@ def build(point: Point, ctx: Any) -> Blocks:
         denoiser = library.distribute(network, ctx, type_object="denoiser", **tiling_of(point))
         truth = ctx.shard(truth) if sharded else truth
         if point.system == "shardinv":
-            work, cores = _tiles(denoiser, truth, point.frames)
+            work, cores = tiles_of(denoiser, truth, point.frames)
         else:
-            cores = _cores_of_peer(point, tuple(truth.shape[2:]))
+            cores = fixed_cores(point, tuple(truth.shape[2:]))
     with torch.no_grad():
         # Each frame has a generator of its own, which only the peer does not use.
         y = (plain if point.system == "deepinv.distributed" else physics)(truth)
@@ -115,47 +114,3 @@ def tiling_of(point: Point) -> dict[str, Any]:
         "overlap": point.overlap if point.tile else 0,
         "max_batch_size": point.batch,
     }
-
-
-def _tiles(denoiser: Any, truth: Tensor, operators: int) -> tuple[Work, list[Box]]:
-    """The pixels of a distributed denoiser's windows and their padding, and the tiles' cores."""
-    spatial = tuple(truth.shape[2:])
-    schedule = denoiser.schedule(
-        spatial, truth.sharding if isinstance(truth, ShardedTensor) else None
-    )
-    stride, tiles = schedule.stride, schedule.grid.tiles
-    padded = [prod(-(-side // stride) * stride for side in tile.window.shape) for tile in tiles]
-    cut = sum(schedule.grid.costs)
-    work = Work(
-        image=prod(spatial),
-        with_halo=cut,
-        with_quantisation=cut,
-        with_padding=sum(padded),
-        by_rank=tuple(sum(padded[index] for index in hand) for hand in schedule.hands),
-        physics_by_rank=tuple(_physics(denoiser.ctx.world_size, truth, operators)),
-    )
-    return work, [tile.core for tile in tiles]
-
-
-def _physics(ranks: int, truth: Tensor, operators: int) -> list[float]:
-    """Each rank's share of the physics: of the operators, or of the pixels of a sharded image."""
-    if isinstance(truth, ShardedTensor):
-        partition = truth.sharding.partition
-        return [prod(box.shape) / prod(truth.shape[2:]) for box in partition.boxes]
-    return [(operators // ranks + (rank < operators % ranks)) / operators for rank in range(ranks)]
-
-
-def _cores_of_peer(point: Point, spatial: tuple[int, ...]) -> list[Box]:
-    """Inner tiles of the peer: of a fixed size, from the corner; the last ones are cut."""
-    cores = [Box(tuple(0 for _ in spatial), spatial)]
-    for axis, side in enumerate(spatial):
-        tile = point.tile or side
-        cores = [
-            Box(
-                (*core.start[:axis], begin, *core.start[axis + 1 :]),
-                (*core.stop[:axis], min(side, begin + tile), *core.stop[axis + 1 :]),
-            )
-            for core in cores
-            for begin in range(0, side, tile)
-        ]
-    return cores

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from shardinv.denoise.strides import network_stride
 from shardinv.exchange import host_identity
 from shardinv.ledger import Event
 from shardinv.study.analysis.statistics import warm_up
@@ -23,6 +24,7 @@ from shardinv.study.measuring.memory import PeakMemory
 from shardinv.study.measuring.profile import profile
 from shardinv.study.measuring.scoring import Files, Scorer
 from shardinv.study.measuring.tasks import Task, task_of
+from shardinv.study.measuring.work import PixelCounter, work_from
 from shardinv.study.plan.point import Point
 
 
@@ -35,6 +37,7 @@ class _Notes:
     memory: Memory
     energy: Energy | None
     kernels: Kernels | None
+    pixels: tuple[int, int] | None
 
 
 def measure(point: Point, files: Files | None = None) -> Measurement | None:
@@ -56,7 +59,10 @@ def measure(point: Point, files: Files | None = None) -> Measurement | None:
         scorer.score(task.image)
         gpu = blocks.truth.device.type == "cuda"
         with _tracing(ctx, point) as events:
-            mine = _run(point, task, scorer, ctx, gpu, events)
+            # Its own schedule tells what shardinv cuts; of the peer it is counted.
+            unknown = ctx is not None and blocks.work is None and point.task == "reconstruct"
+            counts = blocks.network if unknown else None
+            mine = _run(point, task, scorer, ctx, gpu, events, counts)
         scorer.pictures(blocks.start, task.image)
         told = [mine]
         clocks = [0.0]
@@ -69,6 +75,10 @@ def measure(point: Point, files: Files | None = None) -> Measurement | None:
     stamps = [_on_one_clock(each.stamps, c) for each, c in zip(told, clocks, strict=True)]
     traces = [_events_on_one_clock(each.events, c) for each, c in zip(told, clocks, strict=True)]
     rows = iterations(stamps, traces)
+    work, counted = blocks.work, [each.pixels for each in told if each.pixels is not None]
+    if counted:
+        stride = network_stride(blocks.network)
+        work = work_from(point, tuple(blocks.truth.shape[2:]), counted, stride)
     typical = _typical([max(rank.total for rank in row) for row in rows])
     return Measurement(
         point=point,
@@ -77,7 +87,7 @@ def measure(point: Point, files: Files | None = None) -> Measurement | None:
         agreement=scorer.agreement,
         iterations=rows,
         costs=costs(stamps, traces),
-        work=blocks.work,
+        work=work,
         memory=[each.memory for each in told],
         energy=total([each.energy for each in told if each.energy is not None]),
         kernels=[each.kernels for each in told if each.kernels is not None],
@@ -86,10 +96,17 @@ def measure(point: Point, files: Files | None = None) -> Measurement | None:
 
 
 def _run(
-    point: Point, task: Task, scorer: Scorer, ctx: Any, gpu: bool, events: Sequence[Event]
+    point: Point,
+    task: Task,
+    scorer: Scorer,
+    ctx: Any,
+    gpu: bool,
+    events: Sequence[Event],
+    counts: Any,
 ) -> _Notes:
     counts_energy = gpu or _first_of_host(ctx)
     stamps, energy = [], []
+    counter, pixels = None if counts is None else PixelCounter(counts), None
     memory = PeakMemory(gpu)
     for number in range(point.iterations):
         _meet(ctx)
@@ -97,6 +114,8 @@ def _run(
         memory.look_away()
         stamps.append(_timed(task, number, gpu))
         memory.look()
+        if counter is not None and number == 0:
+            pixels = counter.stop()
         used = None if meter is None else meter.used()
         energy += [] if used is None else [used]
         scorer.score(task.image)
@@ -105,7 +124,7 @@ def _run(
     if point.profile:
         _meet(ctx)
         kernels = profile(lambda: task.step(point.iterations, lambda _: None), events, gpu)
-    return _Notes(stamps, noted, memory.above, total(energy), kernels)
+    return _Notes(stamps, noted, memory.above, total(energy), kernels, pixels)
 
 
 def _timed(task: Task, number: int, gpu: bool) -> Stamps:
