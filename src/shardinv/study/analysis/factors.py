@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 
 
 @dataclass(frozen=True)
@@ -183,9 +184,11 @@ def factors(
     ]
     if messages_noted:
         return found
-    *computing, communication, host, rest = found
-    value = communication.value * host.value * rest.value
-    return [*computing, Factor("communication and rest", value, "a system that tells them apart")]
+    left = prod(factor.value for factor in found[-3:])
+    return [
+        *found[:-3],
+        Factor("communication and rest", left, "a system that tells them apart"),
+    ]
 
 
 def limit(found: Sequence[Factor]) -> str:
