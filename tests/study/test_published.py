@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from shardinv.study import published_scaling, scaling, work_multiplier
-from shardinv.study.published import WINDOW, published_points
+from shardinv.study.published import (
+    WINDOW,
+    published_communication,
+    published_points,
+    published_quality,
+)
 
 
 def test_efficiencies_to_the_last_digit_printed() -> None:
@@ -33,3 +38,17 @@ def test_work_multipliers(side: int, tiles: int) -> None:
 def test_numbers_that_make_no_sense(given: tuple[float, int, float]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         scaling(*given, baseline_seconds=1.0)
+
+
+def test_communication_shares_as_published() -> None:
+    found = {(p.problem, p.workers, p.tiled): p.share for p in published_communication()}
+    assert len(found) == 14
+    assert 100 * found["2D 4096×4096", 64, True] == pytest.approx(50.058168, abs=1e-3)
+    assert 100 * found["3D 512×512×512", 64, True] == pytest.approx(7.319114, abs=1e-4)
+
+
+def test_quality_as_published() -> None:
+    found = published_quality()
+    assert {side for side, _ in found} == {2048, 4096}
+    assert all(len(iterations) == 11 for iterations in found.values())
+    assert max(abs(difference) for each in found.values() for _, difference in each) < 2e-3

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from shardinv import __version__
+from shardinv.cli.check import check
 from shardinv.cli.demo import DemoSettings, start_demo
 from shardinv.cli.options import command
 from shardinv.cli.study import study
@@ -41,5 +42,6 @@ def main(
 
 
 app.command("train")(train)
+app.command("check")(check)
 app.add_typer(study, name="study")
 app.command("demo")(command(DemoSettings, start_demo))

@@ -10,15 +10,14 @@ import json
 import os
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardinv import RankError
+from shardinv.cli.check.ranks import Order as CheckOrder
+from shardinv.cli.check.ranks import check_on_rank
 from shardinv.cli.demo import DemoSettings, run_demo
-from shardinv.cli.errors import UsageError
+from shardinv.cli.failures import failure_report
 from shardinv.cli.study.point import Order, run_point
 from shardinv.cli.train import TrainSettings, run_train
 
@@ -26,6 +25,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
     "demo": (DemoSettings, run_demo),
     "train": (TrainSettings, run_train),
     "study-point": (Order, run_point),
+    "check": (CheckOrder, check_on_rank),
 }
 
 
@@ -39,24 +39,10 @@ def main() -> int:
     try:
         run(settings(**order["settings"]))
     except Exception as error:
-        report = {
-            "rank": int(os.environ["RANK"]),
-            "time": time.time(),
-            # A rank that only learnt of another's failure is not the cause.
-            "follows": isinstance(error, RankError),
-            "message": _one_line(error),
-            "traceback": traceback.format_exc(),
-        }
+        report = failure_report(error, int(os.environ["RANK"]))
         Path(order["report"]).write_text(json.dumps(report))
         return 1
     return 0
-
-
-def _one_line(error: Exception) -> str:
-    first = next(iter(str(error).strip().splitlines()), "")
-    if isinstance(error, UsageError):
-        return first
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _end_with_parent() -> None:

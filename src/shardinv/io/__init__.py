@@ -8,10 +8,11 @@ from shardinv.io.atomic import atomic_file, write_json
 from shardinv.io.images import ImageError, read_image, write_image
 from shardinv.io.regions import ImageShape, image_shape, read_region
 from shardinv.io.sharded import sharded_image, write_sharded_image
-from shardinv.io.shipped import PHOTOGRAPHS, WEIGHTS, shipped_file
+from shardinv.io.shipped import PHOTOGRAPH_CREDIT, PHOTOGRAPHS, WEIGHTS, shipped_file
 
 __all__ = [
     "PHOTOGRAPHS",
+    "PHOTOGRAPH_CREDIT",
     "WEIGHTS",
     "ImageError",
     "ImageShape",

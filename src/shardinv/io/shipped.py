@@ -9,6 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 
 PHOTOGRAPHS = {"picos": "photos/picos.jpg", "stream": "photos/stream.jpg"}
+# The licence of the shipped photographs asks that the author is named where they are shown.
+PHOTOGRAPH_CREDIT = "Aitzol Berasategi, 2018, CC BY 4.0"
 WEIGHTS = {
     "ffdnet": "weights/ffdnet_color_deepinv_fp16.pt",
     "drunet": "weights/drunet_small_residual_fp16.pt",

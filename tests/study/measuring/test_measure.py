@@ -172,7 +172,7 @@ def slow(ctx: DistributedContext, point: Point) -> Measurement | None:
 @pytest.mark.parametrize(
     ("planted", "function", "options"),
     [
-        ("slow rank", slow, {"ranks": 2}),
+        ("slow rank", slow, {"ranks": 2, "overlap": 8}),
         ("halo work", run, {"ranks": 2, "tile": 16, "overlap": 16}),
         ("uneven ranks", run, {"ranks": 3, "tile": 64, "overlap": 0}),
     ],
@@ -189,4 +189,4 @@ def test_planted(
     worst = sorted(row.factors, key=lambda factor: factor.value)
     # Processes that share cores with other programs have a rest as well.
     names = [factor.name for factor in worst if factor.name != "rest"]
-    assert names[0] == planted
+    assert names[0] == planted, worst

@@ -17,7 +17,7 @@ from torch.nn.functional import avg_pool2d
 from shardinv.cli.demo.outcome import Outcome
 from shardinv.cli.demo.scene import Scene
 from shardinv.cli.demo.settings import DemoSettings
-from shardinv.cli.figures import STYLE, new_figure, save_figure
+from shardinv.io.figures import STYLE, new_figure, save_figure
 from shardinv.problems import ssim
 
 _BOXES = ("#e69f00", "#56b4e9")

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from shardinv.cli.demo.settings import DemoSettings
 from shardinv.cli.errors import UsageError
-from shardinv.io import PHOTOGRAPHS, ImageError, read_image, shipped_file
+from shardinv.io import PHOTOGRAPH_CREDIT, PHOTOGRAPHS, ImageError, read_image, shipped_file
 from shardinv.problems import centre_square
 
-# The licence of the shipped photographs asks that the author is named where they are shown.
-_CREDITS = dict.fromkeys(PHOTOGRAPHS, "Aitzol Berasategi, 2018, CC BY 4.0")
+_CREDITS = dict.fromkeys(PHOTOGRAPHS, PHOTOGRAPH_CREDIT)
 
 
 @dataclass(frozen=True)

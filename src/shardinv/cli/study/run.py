@@ -1,45 +1,79 @@
-"""Measures a study's points one after the other, each in fresh processes."""
+"""Measures a study's points, each in fresh processes, here or on a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shardinv.cli.configuration import read_yaml, settings_of
 from shardinv.cli.errors import UsageError
-from shardinv.cli.launch import run_workers
-from shardinv.cli.study.point import Order
+from shardinv.cli.study.launch.launcher import Launcher
+from shardinv.cli.study.launch.local import LocalLauncher
+from shardinv.cli.study.launch.progress import follow
+from shardinv.cli.study.record import record_run
+from shardinv.cli.study.report import report
 from shardinv.cli.study.results import Results
 from shardinv.cli.study.table import table
 from shardinv.study.analysis.summary import summarise
 from shardinv.study.plan.grids import Study
 from shardinv.study.plan.point import Point
 
-study = typer.Typer(no_args_is_help=True, help="Measure how a reconstruction scales.")
+if TYPE_CHECKING:
+    from shardinv.cli.study.launch.slurm import SlurmLauncher
 
-Configuration = Annotated[Path, typer.Argument(help="A YAML file: name, common, grids, repeats.")]
+study = typer.Typer(no_args_is_help=True, help="Measure how a reconstruction scales.")
+study.command()(report)
+
+Configuration = Annotated[
+    Path, typer.Argument(help="A YAML file: name, common, grids, repeats, launch.")
+]
 Output = Annotated[
     Path | None, typer.Option(help="Folder for results; default: outputs/ and the file's name.")
 ]
 
 
+Slurm = Annotated[
+    bool, typer.Option("--slurm", help="Run points as SLURM jobs, as by launch: {how: slurm}.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Write and print the jobs' scripts, and submit nothing.")
+]
+
+
 @study.command()
-def run(config: Configuration, output: Output = None) -> None:
+def run(
+    config: Configuration, output: Output = None, slurm: Slurm = False, dry_run: DryRun = False
+) -> None:
     """Measure every point of a configuration that has not been measured yet, and show all.
 
-    Each point runs in processes of its own on this machine. A point that fails is recorded with its
-    error and tried again by the next run.
+    Each point runs in processes of its own, on this machine or as a SLURM job. A point that fails
+    is recorded with its error and tried again by the next run.
     """
     plan, results = _read(config, output)
     points = plan.points
-    left = [point for point in points if not results.has(point)]
+    left = results.left(points)
     typer.echo(f"{len(points)} points, {len(points) - len(left)} measured already")
-    failed = [point for point in _progress(left) if not _measure(point, results)]
+    slurm = slurm or plan.launch.how == "slurm"
+    try:
+        if dry_run:
+            if not slurm:
+                raise UsageError("--dry-run shows the scripts of SLURM jobs: add --slurm")
+            _dry_run(_slurm(plan, results), left)
+            return
+        launcher = _launcher(plan, results, slurm)
+        record_run(results.folder, plan, measures=bool(left))
+        failed = follow(launcher, left)
+    except UsageError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        if slurm:
+            typer.echo("\nshardinv: interrupted, all jobs are cancelled", err=True)
+        raise typer.Exit(130) from None
     _show(plan, results)
     if failed:
         typer.echo(f"Error: {len(failed)} of {len(points)} points failed", err=True)
@@ -63,36 +97,24 @@ def _read(config: Path, output: Path | None) -> tuple[Study, Results]:
     return plan, Results(output or Path("outputs") / config.stem)
 
 
-def _measure(point: Point, results: Results) -> bool:
-    error = results.error(point)
-    error.unlink(missing_ok=True)
-    status = run_workers(
-        "study-point",
-        Order(point=point, file=results.file(point)),
-        point.ranks,
-        log=error,
-        lighter="a smaller size or tile",
-    )
-    if status == 130:
-        raise typer.Exit(130)
-    return status == 0
+def _launcher(plan: Study, results: Results, slurm: bool) -> Launcher:
+    return _slurm(plan, results) if slurm else LocalLauncher(results)
 
 
-def _progress(points: list[Point]) -> Iterator[Point]:
-    """The points one by one, with a bar on a terminal and a line each elsewhere."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(points))
-        for point in points:
-            words = f"{point.system} {point.layout} {point.size}² on {point.ranks}"
-            progress.update(task, description=words)
-            if not console.is_terminal:
-                typer.echo(words)
-            yield point
-            progress.advance(task)
+def _slurm(plan: Study, results: Results) -> SlurmLauncher:
+    try:
+        from shardinv.cli.study.launch.slurm import SlurmLauncher
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"jobs need the package {error.name}: pip install 'shardinv[study]'"
+        ) from None
+    return SlurmLauncher(plan.launch, results)
+
+
+def _dry_run(launcher: SlurmLauncher, points: Sequence[Point]) -> None:
+    for path, script in launcher.write(points):
+        typer.echo(f"# {path}\n{script}")
+    typer.echo(f"{len(points)} scripts written, nothing submitted")
 
 
 def _show(plan: Study, results: Results) -> None:

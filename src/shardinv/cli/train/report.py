@@ -13,11 +13,11 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from shardinv import DistributedContext
-from shardinv.cli.figures import STYLE, new_figure, save_figure
 from shardinv.cli.train.history import History
 from shardinv.cli.train.settings import TrainSettings
 from shardinv.cli.versions import versions
 from shardinv.io import atomic_file, write_json
+from shardinv.io.figures import STYLE, new_figure, save_figure
 from shardinv.problems import psnr
 
 _LOSS, _PSNR, _REFERENCE = "#d55e00", "#0072b2", "#555555"

@@ -116,7 +116,8 @@ def factors(
 
     Costs are added one after the other to the ideal time :math:`T_0 N_0/N`: the halo's share of the
     network's work, that of quantisation and of padding, the busiest rank's work beyond the mean,
-    the slowest one's time for its work beyond that of all, exposed communication, the host's time.
+    the slowest one's time beyond that at the fastest one's speed, exposed communication, the host's
+    time.
     Each factor is the time before over the time after. What is left to the measured time is the
     last one, so that they multiply to the efficiency exactly.
 
@@ -160,10 +161,10 @@ def factors(
         for pixels, share in zip(work.by_rank, shares, strict=True)
     ]
     uneven = max(0.0, max(expected) - even)
-    # And what it computed: the slowest one's seconds beyond those at the mean speed of all.
+    # And what it computed: the slowest one's seconds beyond those at the speed of the fastest.
     computed = [rank.physics + rank.denoiser for rank in ranks]
-    speed = sum(computed) / sum(expected)
-    slow = max(0.0, max(computed) - speed * max(expected))
+    fastest = min(own / share for own, share in zip(computed, expected, strict=True) if share > 0)
+    slow = max(0.0, max(computed) - fastest * max(expected))
     slowest = max(ranks, key=lambda rank: rank.total)
     # The slowest rank's wait is for a rank that was slower before: communication all the same.
     moved = min(rank.waiting + rank.moving for rank in ranks)

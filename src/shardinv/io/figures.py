@@ -1,4 +1,4 @@
-"""How figures of all commands look, and how they become files."""
+"""How figures that are files look, and how they are written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from shardinv.io import atomic_file
+from shardinv.io.atomic import atomic_file
 
 STYLE: Any = {
     "font.family": "sans-serif",

@@ -1,18 +1,11 @@
-"""Measurements that others have published, to draw beside one's own.
-
-Distributed plug-and-play inference with ``deepinv.distributed`` on Tesla V100-SXM2-32GB, four a
-node: multi-frame super-resolution, eight operators, DRUNet, float32. From the benchmark
-``numpex/benchmark_invprob_largescale`` (2026, MIT licence, in the folder of the data).
-"""
+"""The published strong-scaling study, with efficiencies by our formulas."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 
 from shardinv.study.analysis.efficiency import Scaling, scaling
+from shardinv.study.published.rows import rows
 
 # What the network processed: windows of an inner tile of 448 px and a halo of 32 px on each side.
 WINDOW = 448 + 2 * 32
@@ -74,7 +67,7 @@ def published_points() -> list[PublishedPoint]:
                 float(row["work_normalised_efficiency_pct"]),
             ),
         )
-        for row in _rows("strong_scaling.csv")
+        for row in rows("strong_scaling.csv")
     ]
 
 
@@ -98,8 +91,3 @@ def published_scaling() -> dict[int, list[tuple[PublishedPoint, Scaling]]]:
             )
         )
     return found
-
-
-def _rows(name: str) -> Iterator[dict[str, str]]:
-    text = (files("shardinv") / "data" / "published" / name).read_text(encoding="utf-8")
-    return iter(csv.DictReader(text.splitlines()))
