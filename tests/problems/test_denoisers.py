@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from deepinv.models import DRUNet, FFDNet
 from deepinv.models.base import Denoiser
 
 from shardinv.io import read_image, shipped_file
-from shardinv.problems import NoisePredictor, centre_square, load_denoiser, psnr
+from shardinv.problems import NoisePredictor, centre_square, load_denoiser, psnr, weights_file
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +104,25 @@ def test_refuses_code_in_a_weights_file(tmp_path: Path) -> None:
     torch.save({"a": Path("a")}, path)
     with pytest.raises(ValueError, match="can't be read as a weights file"):
         load_denoiser(path)
+
+
+def test_full_drunet_comes_from_the_cache_or_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    file = weights_file("drunet-full")
+    assert file.parent == tmp_path / "checkpoints"
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise URLError("no network here")
+
+    monkeypatch.setattr("deepinv.models.drunet.load_state_dict_from_url", fail)
+    with pytest.raises(OSError, match=r"no network here.*copy them to") as raised:
+        load_denoiser("drunet-full")
+    assert str(file) in str(raised.value)
+    # Once it is there, nobody is asked.
+    file.parent.mkdir()
+    weights = DRUNet(3, 3, nc=(4, 4, 8, 8), nb=1, pretrained=None).state_dict()
+    torch.save(weights, file)
+    network = load_denoiser("drunet-full")
+    assert network(torch.rand(1, 3, 16, 16), 0.05).shape == (1, 3, 16, 16)

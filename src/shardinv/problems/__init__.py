@@ -5,7 +5,7 @@ Everything here is undistributed and knows nothing of ranks; a script hands the 
 """
 
 from shardinv.problems.blur_downsampling import BlurDownsampling
-from shardinv.problems.denoisers import GreyByColour, NoisePredictor, load_denoiser
+from shardinv.problems.denoisers import GreyByColour, NoisePredictor, load_denoiser, weights_file
 from shardinv.problems.kernels import shifted_gaussian
 from shardinv.problems.multiframe import FrameOptics, MultiFrame
 from shardinv.problems.multiview import MultiView, simulated_volume
@@ -38,4 +38,5 @@ __all__ = [
     "simulated_volume",
     "ssim",
     "step_size",
+    "weights_file",
 ]

@@ -17,6 +17,13 @@ from torch import Tensor
 
 from shardinv.io import WEIGHTS, shipped_file
 
+# Too large to ship: DeepInverse's own, by channels, fetched once and kept in torch's cache.
+DOWNLOADED = "drunet-full"
+_FULL = {
+    3: "drunet_deepinv_color_finetune_22k.pth",
+    1: "drunet_deepinv_gray_finetune_26k.pth",
+}
+
 
 class NoisePredictor(Denoiser):
     r"""A denoiser made of a network that predicts noise of unit variance, :math:`x - σ\,N(x, σ)`.
@@ -80,6 +87,7 @@ def load_denoiser(
     name_or_path
         ``"ffdnet"``: the colour FFDNet (Zhang, Zuo, Zhang 2018), for σ from 0 to 75/255.
         ``"drunet"``: a small DRUNet trained for this package, for σ up to about 10/255.
+        ``"drunet-full"``: DeepInverse's own, which is downloaded once and kept in torch's cache.
         Or the path of a weights file for one of the two networks or for the full-size
         `deepinv.models.DRUNet` or `FFDNet`, colour or grey, as their ``state_dict``. Widths and
         depth are read off the shapes; whether a network answers with the image or with unit noise
@@ -97,15 +105,18 @@ def load_denoiser(
     ------
     ValueError
         If the name is unknown, or the file can't be read as weights of a known network.
+    OSError
+        If it can't be downloaded.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 or 3, got {channels}")
-    shipped = str(name_or_path) in WEIGHTS
-    path = shipped_file(str(name_or_path)) if shipped else Path(name_or_path)
+    path = weights_file(name_or_path, channels)
+    if not path.is_file() and str(name_or_path) == DOWNLOADED:
+        _download(path, channels)
     if not path.is_file():
         raise ValueError(
-            f"{str(name_or_path)!r} is neither a denoiser that ships ({', '.join(WEIGHTS)}) nor a "
-            "weights file"
+            f"{str(name_or_path)!r} is neither a denoiser that ships ({', '.join(WEIGHTS)}), nor "
+            f"{DOWNLOADED}, nor a weights file"
         )
     weights = _read_weights(path)
     network, own_channels = _network_for(weights, path)
@@ -122,6 +133,27 @@ def load_denoiser(
     elif own_channels != channels:
         raise ValueError(f"{path} holds a network for grey images; the image has colour")
     return network.eval().requires_grad_(False).to(device)
+
+
+def weights_file(name_or_path: str | Path, channels: int = 3) -> Path:
+    """The file that :func:`load_denoiser` reads, whether it is there or not."""
+    if str(name_or_path) in WEIGHTS:
+        return shipped_file(str(name_or_path))
+    if str(name_or_path) == DOWNLOADED:
+        return Path(torch.hub.get_dir()) / "checkpoints" / _FULL[channels]
+    return Path(name_or_path)
+
+
+def _download(path: Path, channels: int) -> None:
+    try:
+        DRUNet(channels, channels, pretrained="download")
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise OSError(
+            f"the weights {path.name} can't be downloaded ({reason}): fetch them once where there "
+            f"is a network, with deepinv.models.DRUNet(pretrained='download'), and copy them to "
+            f"{path}"
+        ) from error
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from shardinv.study.collection import collect
 from shardinv.study.report.charts import AnyChart, BarChart, LineChart, TimelineChart
-from shardinv.study.report.collection import collect
 from shardinv.study.report.palette import COLOURS, dark
 from shardinv.study.report.sections import charts, sections
 from shardinv.study.report.write import naming_of

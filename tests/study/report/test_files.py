@@ -11,8 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from shardinv.study.analysis.timeline import Span
+from shardinv.study.collection import NoResults, collect, read_collection
 from shardinv.study.report.charts import Axis, BarChart, Lane, Line, LineChart, Part
-from shardinv.study.report.collection import NoResults, collect, read_collection
 from shardinv.study.report.export import save_data
 from shardinv.study.report.interactive import plotly
 from shardinv.study.report.provenance import hash_of_results, provenance

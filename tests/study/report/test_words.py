@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shardinv.study.report.collection import collect
+from shardinv.study.collection import collect
 from shardinv.study.report.words import summary
 from shardinv.study.report.write import naming_of
 from tests.study.report import made_up

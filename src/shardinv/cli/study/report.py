@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+from shardinv.cli.errors import UsageError
+from shardinv.cli.study.extra import needing_extra
+from shardinv.study.collection import NoResults
+
 Folder = Annotated[Path, typer.Argument(help="Of results, as shardinv study run leaves it.")]
 Published = Annotated[
     bool, typer.Option(help="Draw the published measurements of deepinv.distributed beside.")
@@ -19,16 +23,10 @@ def report(folder: Folder, published: Published = True) -> None:
     They are written to the folder report in the folder of results, in place of an earlier report.
     """
     try:
-        from shardinv.study.report import NoResults, write_report
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("shardinv"):
-            raise
-        message = f"a report needs the package {error.name}: pip install 'shardinv[study]'"
-        typer.echo(f"Error: {message}", err=True)
-        raise typer.Exit(2) from None
-    try:
+        with needing_extra("a report needs"):
+            from shardinv.study.report import write_report
         page = write_report(folder, with_published=published)
-    except (NoResults, OSError) as error:
+    except (UsageError, NoResults, OSError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
     typer.echo(f"wrote {page}, with figures, data and traces beside it")

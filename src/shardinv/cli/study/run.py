@@ -11,12 +11,15 @@ from rich.console import Console
 
 from shardinv.cli.configuration import read_yaml, settings_of
 from shardinv.cli.errors import UsageError
+from shardinv.cli.study.compare import compare
+from shardinv.cli.study.extra import needing_extra
 from shardinv.cli.study.launch.launcher import Launcher
 from shardinv.cli.study.launch.local import LocalLauncher
 from shardinv.cli.study.launch.progress import follow
 from shardinv.cli.study.record import record_run
 from shardinv.cli.study.report import report
 from shardinv.cli.study.results import Results
+from shardinv.cli.study.schema import schema
 from shardinv.cli.study.table import table
 from shardinv.study.analysis.summary import summarise
 from shardinv.study.plan.grids import Study
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 study = typer.Typer(no_args_is_help=True, help="Measure how a reconstruction scales.")
 study.command()(report)
+study.command()(compare)
+study.command()(schema)
 
 Configuration = Annotated[
     Path, typer.Argument(help="A YAML file: name, common, grids, repeats, launch.")
@@ -102,12 +107,8 @@ def _launcher(plan: Study, results: Results, slurm: bool) -> Launcher:
 
 
 def _slurm(plan: Study, results: Results) -> SlurmLauncher:
-    try:
+    with needing_extra("jobs need"):
         from shardinv.cli.study.launch.slurm import SlurmLauncher
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"jobs need the package {error.name}: pip install 'shardinv[study]'"
-        ) from None
     return SlurmLauncher(plan.launch, results)
 
 
@@ -118,7 +119,7 @@ def _dry_run(launcher: SlurmLauncher, points: Sequence[Point]) -> None:
 
 
 def _show(plan: Study, results: Results) -> None:
-    rows = summarise(results.read(plan.points))
+    rows = summarise(results.read(plan.points), plan.scaling)
     # In a file or a pipe nobody sees the width.
     console = Console() if Console().is_terminal else Console(width=200)
     console.print(table(plan.name, rows))

@@ -92,14 +92,15 @@ class Factor:
 
 
 _ADVICE = {
-    "halo work": "larger tiles or a smaller halo",
-    "tile quantisation": "a tile size that divides the image, and tiles cut at its borders",
-    "network padding": "tiles and halos that are multiples of the network's stride",
-    "uneven ranks": "more tiles than ranks, or a number of tiles and operators that ranks divide",
-    "slow rank": "the same hardware for every rank, and nothing else running beside one of them",
-    "communication": "a sharded layout, fewer and larger messages, or a faster network",
-    "host": "larger batches of tiles; a compiled network",
-    "rest": "other programs on the machine; memory bandwidth that ranks share",
+    "halo work": "use larger tiles or a smaller halo",
+    "tile quantisation": "use a tile size that divides the image, and cut tiles at its borders",
+    "network padding": "make tiles and halos multiples of the network's stride",
+    "uneven ranks": "use more tiles than ranks, or a number of tiles and operators that ranks "
+    "divide",
+    "slow rank": "give every rank the same hardware, with nothing else running beside it",
+    "communication": "use a sharded layout, fewer and larger messages, or a faster network",
+    "host": "use larger batches of tiles, or compile the network",
+    "rest": "stop other programs on the machine; ranks may share its memory's bandwidth",
 }
 
 
@@ -188,7 +189,7 @@ def factors(
     left = prod(factor.value for factor in found[-3:])
     return [
         *found[:-3],
-        Factor("communication and rest", left, "a system that tells them apart"),
+        Factor("communication and rest", left, "measure with shardinv, which tells them apart"),
     ]
 
 
@@ -197,4 +198,4 @@ def limit(found: Sequence[Factor]) -> str:
     worst = min(found, key=lambda factor: factor.value)
     if worst.value > 0.97:
         return "Nothing takes more than 3 % away."
-    return f"{worst.name} takes {1 - worst.value:.0%} away: try {worst.advice}."
+    return f"{worst.name} takes {1 - worst.value:.0%} away: {worst.advice}."

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shardinv.denoise.memory import show_memory
 from shardinv.io import PHOTOGRAPHS, WEIGHTS, shipped_file
+from shardinv.problems import weights_file
 from shardinv.study.checks.finding import Finding, ranks
 from shardinv.study.plan.point import Point
 
@@ -17,13 +18,14 @@ Seen = Mapping[str, tuple[int, str] | str]
 
 def wanted_files(point: Point) -> dict[str, Path]:
     """The files that a point reads."""
-    names = {"network": point.network}
+    channels = 3 if point.problem == "photograph" else 1
+    # A colour network denoises grey volumes too, and is the only one that ships.
+    network = point.network
+    files = {"network": weights_file(network, 3 if network in WEIGHTS else channels)}
     if point.problem == "photograph":
-        names["photograph"] = point.photograph
-    shipped = PHOTOGRAPHS | WEIGHTS
-    return {
-        what: shipped_file(name) if name in shipped else Path(name) for what, name in names.items()
-    }
+        name = point.photograph
+        files["photograph"] = shipped_file(name) if name in PHOTOGRAPHS else Path(name)
+    return files
 
 
 def seen_here(files: Mapping[str, Path]) -> Seen:
@@ -57,8 +59,8 @@ def weights(files: Mapping[str, Path], told: Sequence[Seen]) -> Finding:
             message = f"{what} {path}: {told[missing[0]][what]}, on {ranks(missing)}"
             known = ", ".join(WEIGHTS if what == "network" else PHOTOGRAPHS)
             remedy = (
-                f"give {what} a name that ships ({known}) or a file that all hosts see; nothing is "
-                "downloaded during a run"
+                f"give {what} a name that ships ({known}) or a file that all hosts see; what is "
+                "downloaded (drunet-full), fetch before, once for all ranks"
             )
             return Finding(name, "failed", figures, message, remedy)
         other = [rank for rank, seen in enumerate(told) if seen[what] != told[0][what]]

@@ -39,7 +39,8 @@ class Point(BaseModel):
     network: str = Field(
         "ffdnet",
         min_length=1,
-        description="ffdnet or drunet, which ship, or a file of weights; drunet for volumes.",
+        description="ffdnet or drunet, which ship; drunet-full, DeepInverse's own, which is "
+        "downloaded; or a file of weights. For volumes a DRUNet.",
     )
     tile: int | None = Field(
         256, ge=8, description="Largest side of a tile without its halo; null: the whole image."
@@ -97,8 +98,13 @@ class Point(BaseModel):
 
     @property
     def key(self) -> str:
-        """Names the point: the same for the same settings, whatever their order."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        """Names the point: the same for the same settings, whatever their order.
+
+        A setting that is as by default is left out, so that points keep their names where new
+        settings come.
+        """
+        told = self.model_dump_json(exclude_defaults=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     @property
     def pixels(self) -> int:
@@ -112,10 +118,10 @@ class Point(BaseModel):
             return {}
         plain = {"ranks": 1, "layout": "replicated", "repeat": 0, "precision": "float32"}
         settings = {**self.model_dump(), **plain}
-        return {
-            "untiled": Point(**{**settings, "system": "deepinv"}),
-            "tiled": Point(**{**settings, "system": "shardinv"}),
-        }
+        found = {"untiled": Point(**{**settings, "system": "deepinv"})}
+        if self.system != "deepinv":
+            found["tiled"] = Point(**{**settings, "system": "shardinv"})
+        return found
 
     @property
     def is_reference(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from shardinv.study.checkout import checkout
-from shardinv.study.report.collection import Collection
+from shardinv.study.collection import Collection
 from shardinv.study.report.tables import Table, machines, versions
 
 

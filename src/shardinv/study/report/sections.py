@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardinv.study.analysis.summary import Row
+from shardinv.study.collection import Collection
 from shardinv.study.report.charts import AnyChart, Figure
-from shardinv.study.report.collection import Collection
 from shardinv.study.report.curves import TITLES
 from shardinv.study.report.figures import (
     communication,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardinv.study.analysis.agreement import Agreement
 from shardinv.study.analysis.summary import Row
-from shardinv.study.report.collection import Collection
+from shardinv.study.collection import Collection
 from shardinv.study.report.naming import Naming, kind
 from shardinv.study.report.numbers import count, number, percent, seconds
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardinv.io.atomic import atomic_folder
 from shardinv.study.analysis.summary import Row
-from shardinv.study.report.collection import Collection, read_collection
+from shardinv.study.collection import Collection, read_collection
 from shardinv.study.report.export import save_data
 from shardinv.study.report.naming import Naming, file_name
 from shardinv.study.report.page import Page, render
