@@ -14,7 +14,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format peer-tests bench bench-memory bench-training setup clean
+.PHONY: help demo test lint format study peer-tests bench bench-memory bench-training setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
@@ -43,6 +43,10 @@ format: $(STAMP) ## let ruff format and fix what it can
 
 peer-tests: $(STAMP) ## run DeepInverse's own distributed tests against shardinv (about 8 minutes)
 	@OMP_NUM_THREADS=1 $(RUN) tests/peer/run.py $(ARGS)
+
+study: $(STAMP) ## measure the small study and make its report, in outputs/study_small (under 10 minutes)
+	@$(VENV)/bin/shardinv study run configs/study_small.yaml $(ARGS)
+	@$(VENV)/bin/shardinv study report outputs/study_small
 
 bench: $(STAMP) ## measure shardinv beside deepinv.distributed
 	@$(RUN) -m benchmarks $(ARGS)

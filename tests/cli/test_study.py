@@ -10,6 +10,8 @@ import yaml
 from typer.testing import CliRunner
 
 from shardinv.cli.main import app
+from shardinv.study.plan.grids import Study
+from shardinv.study.plan.point import Point
 
 runner = CliRunner()
 COMMON = {"size": 32, "frames": 2, "tile": 16, "overlap": 8, "iterations": 2}
@@ -56,3 +58,11 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "grid 1: rnks: Extra inputs" in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def test_help_has_every_key() -> None:
+    text = runner.invoke(app, ["study", "run", "--help"]).output
+    for name, field in {**Study.model_fields, **Point.model_fields}.items():
+        words = " ".join(text.split())
+        assert f"{name}: {field.description}" in words
+    assert "iterations: How many; of training, how many steps. [10]" in " ".join(text.split())

@@ -13,6 +13,7 @@ from shardinv.cli.configuration import read_yaml, settings_of
 from shardinv.cli.errors import UsageError
 from shardinv.cli.study.compare import compare
 from shardinv.cli.study.extra import needing_extra
+from shardinv.cli.study.keys import keys_in_words
 from shardinv.cli.study.launch.launcher import Launcher
 from shardinv.cli.study.launch.local import LocalLauncher
 from shardinv.cli.study.launch.progress import follow
@@ -39,8 +40,6 @@ Configuration = Annotated[
 Output = Annotated[
     Path | None, typer.Option(help="Folder for results; default: outputs/ and the file's name.")
 ]
-
-
 Slurm = Annotated[
     bool, typer.Option("--slurm", help="Run points as SLURM jobs, as by launch: {how: slurm}.")
 ]
@@ -49,7 +48,7 @@ DryRun = Annotated[
 ]
 
 
-@study.command()
+@study.command(epilog=keys_in_words())
 def run(
     config: Configuration, output: Output = None, slurm: Slurm = False, dry_run: DryRun = False
 ) -> None:
